@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed.bench import lm
-from routed.bench.harness import Baseline
+from routed.bench import lm, parts
+from routed.bench.harness import Baseline, restricted
 from routed.contracts import TextBatch, UserError
 from routed.layer.model_losses import balance_pooled
 from routed.layer.rule import selection_rule
@@ -318,6 +318,13 @@ def test_the_bench_alone_knows_competing_layers():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1.0\n"
 
 
+def test_a_part_of_the_cases_of_a_bench_is_chosen_by_their_names():
+    cases = {("tiny", "smoe"): 1, ("tiny", "dense"): 2, ("small", "smoe"): 3}
+    assert restricted(cases, "") == cases and restricted(cases, "tiny (smoe|all)") == {("tiny", "smoe"): 1}
+    with pytest.raises(UserError, match="--only=huge: no case; there are tiny smoe, tiny dense, small smoe"):
+        restricted(cases, "huge")
+
+
 def test_the_bench_reads_baselines_and_its_dense_decoder_has_the_size_of_its_peer():
     """Three layers of width 96: attention 4 x 96^2, an FFN with biases 2 x 96^2: PyTorch's has as many products."""
     command = f"{sys.executable} -c \"print('tiny smoe s per step: 0.60 tokens per s: 6800')\""
@@ -570,3 +577,14 @@ def test_the_balance_loss_may_be_of_all_layers_together():
     assert of() == pytest.approx(float(expected + 0.1 * z), rel=1e-5)
     assert abs(of(**{"losses.balance_scope": "batch"}) - of()) > 1e-4
     assert of(frozen=True) == 0
+
+
+@pytest.mark.slow
+def test_the_parts_of_the_bench_have_the_products_of_a_step(monkeypatch):
+    """All products but those of causality's hidden half: 3 passes x 3 layers x 2 x 2 x 4 rows x 16 x 16 / 2 x 8."""
+    monkeypatch.setitem(lm.SHAPES, "least", lm._shape(8, 2, 16, 4, 30))
+    training = lm.training_of("least", "smoe")
+    listed = {name: part for name, part in parts.parts_of(training).items() if not name.startswith("of it")}
+    assert training.flops - sum(part.times * part.work.flops for part in listed.values()) == 147_456
+    record, *_ = parts.bench(1, "least smoe")
+    assert record["part"] == "step" and 0 < record["ms"] < 1e3

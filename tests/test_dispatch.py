@@ -20,7 +20,7 @@ from routed.experts.cnn import Cnn
 from routed.experts.constant import Constant
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Linear, Mlp, mlp_parameters, width_for
-from routed.kernels import megablox
+from routed.kernels import comparisons, megablox
 from routed.kernels.grouped import grouped, product
 from routed.kernels.matmul import FEW, matmul
 from routed.kernels.ragged import blocks, sorted_outputs
@@ -160,6 +160,20 @@ def test_every_expert_through_every_dispatch(name, kind):
         return  # refused by name, below
     given, expected = dense_of_kind(kind)
     same(value_and_grads(SPARSE[name], *given), expected, 2e-4)
+
+
+@pytest.mark.parametrize(("experts", "is_dense"), [(12, True), (13, False)])
+def test_weights_are_not_gathered_on_a_tpu_where_reading_all_is_cheaper(experts, is_dense, monkeypatch):
+    """4 assignments read, write and read 12 experts' weights."""
+    monkeypatch.setattr(comparisons, "platform", lambda: "tpu")
+    x = jnp.ones((4, 6))
+    function, params = stacked(Mlp(3, 2, 5), experts, x)
+    routing = select(SelectionRule(), jax.random.normal(jax.random.key(1), (4, experts)))
+    programs = [
+        str(jax.make_jaxpr(lambda x, run=run: run(function, params, x, routing))(x))
+        for run in (direct.gather, direct.dense)
+    ]
+    assert (programs[0] == programs[1]) == is_dense
 
 
 @pytest.mark.parametrize("name", ["slots", "ragged", "grouped"])

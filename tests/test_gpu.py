@@ -1,22 +1,19 @@
-"""`bench gpu` without a GPU: floors by hand, every part at tiny sizes; failures and missing times are named."""
+"""`bench gpu` without a GPU: floors by hand, every part at tiny sizes; failures and missing times are named.
+
+Its table of layers: test_gpu_table.py.
+"""
 
 import json
+import math
 import sys
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from routed.bench import dispatch, gpu, gpu_parts, harness, hopper
+from routed.bench import dispatch, gpu, gpu_parts, harness
 from routed.bench.__main__ import main
 from routed.contracts import UserError
-from routed.experts.ffn import Ffn
-from routed.kernels import megablox
-from routed.kernels.ragged import ragged
-from routed.layer.rule import SelectionRule
-from routed.layer.selection import select
 from routed.system import machine
 from routed.system.machine import Floor, Rates, floor
 
@@ -61,42 +58,14 @@ def measured(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_table_at_tiny_sizes(measured):
-    """256 tokens, top-2 of 4 experts of 32 x 64: 6 x 256 x (8,192 + 128) FLOPs; of a dense FFN without the 128."""
-    sparse, dense = measured("dispatch", "dropless: ragged", "dropless: dense_ffn")
-    assert sparse["floor_ms"] == pytest.approx(12.77952) and dense["floor_ms"] == pytest.approx(12.582912)
-    assert sparse["bound"] == "FLOPs" and sparse["over_floor"] == pytest.approx(sparse["ms_step"] / 12.77952)
-    assert 0 < sparse["flops_share"] < 2 and dense["flops_share"] is None
-    assert sparse["tokens"] == 256 and sparse["program_bytes"] > 0 and sparse["most_bytes_so_far"] is None
-
-
-@pytest.mark.slow
-def test_a_dense_fallback_is_named(measured, monkeypatch):
-    """`ragged` through the CPU's ragged_dot, which multiplies each row with all four experts, two more than needed."""
-    monkeypatch.setattr(dispatch, "ragged", hopper.ragged)
-    monkeypatch.setattr(hopper, "_kernel", by_lax)
-    monkeypatch.setattr(gpu_parts, "TINY", gpu_parts.TINY | {"experts": 8})
-    (record,) = measured("dispatch", "dropless: ragged")
-    assert record["failed"].startswith("dispatch 'ragged' is dense on this platform (cpu)")
-    assert record["failed"].endswith("use 'slots'")
-
-
-def test_kernels_need_a_hopper(measured):
-    records = measured("hopper", *gpu_parts.PARTS["hopper"].cases)
-    assert [record["failed"] for record in records] == [
-        "cpu: no Hopper, for which these kernels are: nothing to do"
-    ] * 2
-
-
-@pytest.mark.slow
 def test_batches_at_tiny_sizes(measured, monkeypatch):
     """2,176 parameters, 1,536 multiply data; 32 samples: 64 (3 x 2,176 - 1,536) FLOPs. Adam moves 40 bytes of each."""
-    one, all_at_once = measured("batching", "constant, 32 runs: map", "constant, 32 runs: vmap")
+    one, all_at_once = measured("batching", "constant, 256 runs: map", "constant, 256 runs: vmap")
     assert one["floor_ms"] == all_at_once["floor_ms"] == pytest.approx(0.319488)
     assert (one["batching"], all_at_once["batching"], one["auto"]) == ("map", "vmap", "map")
     assert one["runs"] == 2 and one["over_floor"] == pytest.approx(one["ms_per_run_step"] / one["floor_ms"])
     monkeypatch.setattr(harness, "rates", lambda: ROUND._replace(bandwidth=1e6))
-    (slow,) = measured("batching", "constant, 32 runs: map")
+    (slow,) = measured("batching", "constant, 256 runs: map")
     assert slow["bound"] == "bytes" and slow["floor_ms"] == pytest.approx(87.04, rel=1e-2)
 
 
@@ -136,7 +105,7 @@ def test_every_failure_is_one_line_with_what_to_do(monkeypatch):
         "other": ZeroDivisionError("why?"),
     }
     part = gpu_parts.Part(
-        1, {n: raising(e) for n, e in errors.items()} | {"good": lambda rounds: {"n": rounds}}, "halve", "set"
+        1, {n: raising(e) for n, e in errors.items()} | {"good": lambda rounds: {"n": rounds}}, 1, "halve", "set"
     )
     monkeypatch.setitem(gpu_parts.PARTS, "p", part)
 
@@ -174,12 +143,13 @@ for case in sys.argv[1:]:
 def stand_ins(monkeypatch):
     """Parts whose cases are these."""
 
-    def parts(**cases):
-        made = {name: gpu_parts.Part(1.5, dict.fromkeys(each)) for name, each in cases.items()}
-        monkeypatch.setattr(gpu, "PARTS", made)
+    def set_parts(patience=math.inf, **cases):
+        parts = {name: gpu_parts.Part(1.5, dict.fromkeys(each), patience) for name, each in cases.items()}
+        monkeypatch.setattr(gpu, "PARTS", parts)
+        monkeypatch.setattr(gpu, "part_of", parts.get)
         monkeypatch.setattr(gpu, "command", lambda part, cases, rounds: [sys.executable, "-c", STAND_IN, *cases])
 
-    return parts
+    return set_parts
 
 
 def test_a_case_that_dies_is_named_and_the_others_go_on(stand_ins):
@@ -206,8 +176,20 @@ def test_what_has_no_time_left_says_so(stand_ins, monkeypatch):
     assert [*gpu.bench(3)][-1]["left_out"] == ["p: a", "p: hangs", "p: b"]
 
 
-def test_the_budget_is_under_nine_minutes_and_all_of_it_is_shared_out():
-    assert sum(part.seconds for part in gpu_parts.PARTS.values()) <= gpu.BUDGET < 540
+@pytest.mark.slow
+def test_a_case_that_hangs_costs_its_patience_and_its_column_comes_last(stand_ins):
+    """A process starts within a second; `hangs` prints nothing, then the other cell of its column runs behind b."""
+    stand_ins(patience=3.0, p=("a: x", "hangs", "b: y"), q=("dies", "a: dies", "b: y"))
+    records = [*gpu.bench(3)]
+    assert [(r["case"], r.get("failed")) for r in records[:2]] == [
+        ("a: x", None),
+        ("hangs", "nothing came for 3 s: nothing was said"),
+    ]
+    assert [r["case"] for r in records[2:-1]] == ["b: y", "dies", "b: y", "a: dies"]
+
+
+def test_the_budget_is_under_eight_minutes_and_all_of_it_is_shared_out():
+    assert sum(part.seconds for part in gpu_parts.PARTS.values()) <= gpu.BUDGET < 480
 
 
 @pytest.fixture
@@ -215,8 +197,8 @@ def flags(monkeypatch, tmp_path):
     """Sets the flags of the command; returns its file."""
     file = tmp_path / "records.json"
 
-    def set_flags(baseline=None):
-        for flag, value in (("JSON", str(file)), ("ROUNDS", 3), ("BASELINE", baseline)):
+    def set_flags(baseline=None, topology=None):
+        for flag, value in (("JSON", str(file)), ("ROUNDS", 3), ("BASELINE", baseline), ("TOPOLOGY", topology)):
             monkeypatch.setattr(f"routed.bench.__main__.{flag}", SimpleNamespace(value=value))
         return file
 
@@ -228,6 +210,15 @@ def test_a_baseline_of_a_bench_without_one_is_refused(flags):
     with pytest.raises(
         UserError, match="--baseline: bench gpu has none; gmm, t5, lm, cluster, patches, images compare"
     ):
+        main(["bench", "gpu"])
+
+
+def test_a_topology_is_one_of_a_gpu_and_of_this_bench(flags):
+    flags(topology="h100:1")
+    with pytest.raises(UserError, match="--topology=h100:1: bench trace has none; gpu compiles for another machine"):
+        main(["bench", "trace"])
+    flags(topology="h1:1")
+    with pytest.raises(UserError, match="--topology=h1:1: unknown"):
         main(["bench", "gpu"])
 
 
@@ -248,55 +239,13 @@ def test_records_are_written_as_they_come(flags, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path, monkeypatch):
+def test_the_command(monkeypatch):
     """The real processes, of one case that is measured and one that cannot be."""
-    parts = gpu_parts.PARTS
-    one = parts["dispatch"]._replace(cases={"dropless: dense_ffn": one_of(parts, "dispatch", "dropless: dense_ffn")})
-    two = parts["hopper"]._replace(cases={"dropless: hopper": one_of(parts, "hopper", "dropless: hopper")})
-    monkeypatch.setattr(gpu, "PARTS", {"dispatch": one, "hopper": two})
-    records = [*gpu.bench(1)]
-    assert records[0]["ms_step"] > records[0]["floor_ms"] > 0 and records[-1]["failed"] == ["hopper: dropless: hopper"]
-
-
-def one_of(parts, part, case):
-    return parts[part].cases[case]
-
-
-# The kernels of Hopper
-
-
-def by_lax(module, name):
-    """What the kernels compute, by `jax.lax`."""
-
-    def dot(rows, weights, *, group_sizes, transpose_rhs=False):
-        return megablox.product(rows, weights, group_sizes, transposed=transpose_rhs)
-
-    return {"ragged_dot": dot, "transposed_ragged_dot": lambda a, b, *, group_sizes: megablox.outer(a, b, group_sizes)}[
-        name
-    ]
-
-
-@pytest.mark.slow
-def test_gradients_through_the_kernels_are_those_of_the_blocks(monkeypatch):
-    monkeypatch.setattr(hopper, "_kernel", by_lax)
-    expert, x = Ffn(6, 10), jax.random.normal(jax.random.key(0), (24, 6))
-    keys = jax.random.split(jax.random.key(1), 4)
-    params = jax.vmap(lambda key: expert.init(key, x[:1])["params"])(keys)
-    routing = select(SelectionRule(k=2), jax.random.normal(jax.random.key(2), (24, 4)))
-    run = lambda p, rows: expert.apply({"params": p}, rows)  # noqa: E731
-    loss = lambda way: lambda p, x: (way(run, p, x, routing) ** 2).sum()  # noqa: E731
-    ours, theirs = (jax.grad(loss(way), argnums=(0, 1))(params, x) for way in (hopper.ragged, ragged))
-    assert hopper.distance(ours, theirs) < 1e-5
-    assert hopper.distance(jax.tree.map(lambda a: 1.1 * a, ours), theirs) == pytest.approx(0.1, rel=1e-3)
-    assert not hopper.distance(jax.tree.map(lambda a: a * np.nan, ours), theirs) < gpu_parts.CLOSE
-
-
-@pytest.mark.slow
-def test_the_kernels_lower_for_a_gpu(monkeypatch):
-    """The gradients of the large table's layer, two products forward, four back; only a GPU's driver compiles them."""
-    monkeypatch.setattr(jax, "devices", lambda *_: [SimpleNamespace(core_count=132)])
-    case = dispatch.LARGE | dispatch.LARGE_CASES["dropless"][0]
-    init, apply = dispatch.layer_functions("hopper", case)
-    arguments = jax.eval_shape(lambda: dispatch.arguments(case, init, jnp.bfloat16))
-    traced = jax.jit(dispatch.gradients(apply)).trace(*arguments)
-    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @mosaic_gpu") == 6
+    names = ["mixtral balanced forward: dense_ffn", "mixtral balanced forward: mosaic"]
+    parts = {"table": gpu_parts.PARTS["table"]._replace(cases={name: gpu_parts.CELLS[name] for name in names})}
+    monkeypatch.setattr(gpu_parts, "PARTS", parts)
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    dense, kernels, summary = gpu.bench(1)
+    assert dense["ms"] > dense["floor_ms"] > 0 and dense["of_dense"] == 1
+    assert kernels["failed"] == "cpu is no Hopper, for which these kernels of JAX are"
+    assert summary["failed"] == ["table: mixtral balanced forward: mosaic"] and summary["reached"] is None

@@ -17,7 +17,7 @@ from routed.analysis.plots import automatic_figures, frame, histories, interacti
 from routed.contracts import Column
 from routed.engine.execution import maps_of
 from routed.plan.config import base
-from routed.settings.tree import flatten
+from routed.settings.tree import flatten, override
 from routed.training import text_gates
 from tests import charts
 from tests.test_figures import AXES, LOSS, SWEPT, TRAINING, data, table
@@ -275,16 +275,23 @@ def test_what_is_kept_of_a_run_for_its_maps():
     assert found["load"].tolist() == [[0.75, 0.25, 0.0]]
 
 
-@pytest.mark.slow
+def test_sparse_layers_end_their_share_of_the_layers():
+    config = override(base(), {"transformer.layers": 6, "transformer.sparse_layers": 2})
+    assert [text_gates.layer_of(config, sparse) for sparse in (0, 1)] == [2, 5]
+
+
 def test_maps_of_languages_are_rows_of_probabilities():
     """One layer, 2 languages, 2 experts: the first language's tokens gave 3 and 1 in sum, the second has none."""
     blocks = {
         "probs": jnp.array([[[[2.0, 1.0], [0.0, 0.0]]], [[[1.0, 0.0], [0.0, 0.0]]]]), "token": jnp.zeros((2, 1)),
-        "dropped": jnp.zeros((2, 1)), "alike": jnp.zeros((2, 1)), "choices": jnp.array([[[[0], [0]]], [[[0], [1]]]]),
+        "dropped": jnp.array([[1.0], [0.0]]), "alike": jnp.array([[0.2], [0.4]]),
+        "choices": jnp.array([[[[0], [0]]], [[[0], [1]]]]),
         "stale": jnp.zeros((2, 1, 2, 1), int), "sample": jnp.array([[[[0.75, 0.25]]], [[[0.0, 1.0]]]]),
     }  # fmt: skip
     found = text_gates.summary(blocks)
     assert found["sample"].tolist() == [[[0.75, 0.25]]]  # of the first block
+    assert found["dropped"].tolist() == [0.25]  # 1 of 4 tokens
+    np.testing.assert_allclose(found["alike"], [0.3])  # of both blocks
     assert found["maps"].tolist() == [[[0.75, 0.25], [0.0, 0.0]]] and found["load"].tolist() == [[0.75, 0.25]]
 
 

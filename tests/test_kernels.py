@@ -3,12 +3,15 @@
 import ast
 import pathlib
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from routed.kernels import comparisons
+from routed.kernels.argmax import MANY, argmax
 from routed.kernels.convolutions import plain_convolution
 from routed.kernels.ranks import plain_ranks, ranks
 
@@ -16,7 +19,9 @@ TESTS = pathlib.Path(__file__).parent
 ROOM = TESTS.parent / "src" / "routed" / "kernels"
 #: file of the room -> the test that compares its values and gradients with those of its twin.
 COMPARED = {
+    "argmax": "test_kernels.py::test_the_first_of_the_largest_values_is_that_of_xla",
     "attention": "test_attention.py::test_parts_make_the_whole",
+    "comparisons": "test_kernels.py::test_compared_indices_read_and_add_up_as_gathered_ones",
     "convolutions": "test_networks.py::test_a_convolution_and_its_gradients_are_those_of_xla",
     "grouped": "test_dispatch.py::test_every_dispatch_is_dense",
     "head_product": "test_attention.py::test_the_product_with_a_head_has_the_gradients_of_a_plain_one",
@@ -46,6 +51,34 @@ def test_every_file_says_why_it_exists(name):
 def test_ranks_are_those_of_a_running_count(length):
     expert = jax.random.randint(jax.random.key(length), (length,), 0, 6)  # 5 stands behind all experts
     np.testing.assert_array_equal(ranks(expert, 5), plain_ranks(expert, 5))
+
+
+def test_the_first_of_the_largest_values_is_that_of_xla():
+    """Ties, infinities and NaNs too: a NaN is the largest."""
+    values = jnp.round(jax.random.normal(jax.random.key(0), (64, MANY)))
+    values = values.at[1].set(-jnp.inf).at[2, 3:5].set(jnp.inf).at[3, 7:9].set(jnp.nan).at[4].set(jnp.nan)
+    np.testing.assert_array_equal(argmax(values), values.argmax(1))
+    assert "argmax" not in str(jax.make_jaxpr(argmax)(values))
+    assert "argmax" in str(jax.make_jaxpr(lambda values: argmax(values))(values[:, 1:]))
+
+
+@pytest.mark.parametrize("tokens", [comparisons.FEW, comparisons.FEW + 1])
+def test_compared_indices_read_and_add_up_as_gathered_ones(tokens, monkeypatch):
+    """Values and gradients; assignments of a token to the same expert twice add up. Beyond FEW a TPU gathers too."""
+    scores = jax.random.normal(jax.random.key(0), (tokens, 6))
+    index = jax.random.randint(jax.random.key(1), (tokens, 2), 0, 6)
+    token = jax.random.randint(jax.random.key(2), (2 * tokens,), 0, tokens)
+
+    def numbers(scores):
+        read = comparisons.along(scores, index)
+        return read, comparisons.table(jnp.exp(read).reshape(-1), token, index.reshape(-1), scores)
+
+    loss = lambda scores: sum((part**3).sum() for part in numbers(scores))  # noqa: E731
+    text = lambda: str(jax.make_jaxpr(lambda scores: numbers(scores))(scores))  # noqa: E731
+    expected, gathered = (numbers(scores), jax.grad(loss)(scores)), text()
+    monkeypatch.setattr(comparisons, "platform", lambda: "tpu")
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), (numbers(scores), jax.grad(loss)(scores)), expected)
+    assert (text() == gathered) == (tokens > comparisons.FEW)
 
 
 def test_a_plain_convolution_of_groups_has_a_filter_for_each_channel():

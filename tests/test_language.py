@@ -12,7 +12,6 @@ from tensorboardX.proto.event_pb2 import Event
 from routed.contracts import UserError
 from routed.engine import batches, checkpoint, execution, results
 from routed.engine.devices import make_mesh
-from routed.metrics import agreement
 from routed.plan.checks import validate
 from routed.plan.config import base, canonical, problem_of, traced
 from routed.plan.runs import plan_runs
@@ -168,55 +167,6 @@ def test_event_files_hold_the_rows(alone):
             place += size + 16
     for _, row in results.read_table(alone).iterrows():
         assert found["eval/loss", row.step] == pytest.approx(row["eval/loss"])
-
-
-def test_information_by_hand():
-    """Two languages of two tokens each. A router by language knows it: ln 2; beyond the token nothing remains."""
-    rng = np.random.default_rng(0)
-    token = rng.integers(0, 4, 4000)
-    language_of = token // 2
-    alone = np.arange(4000)  # a row of its own for each token
-    found = agreement.information(language_of[:, None], language_of, alone, token, 4)
-    assert found["mi_language"] == pytest.approx(np.log(2), abs=0.01)
-    assert found["mi_language_given_token"] == pytest.approx(0.0, abs=1e-9)
-    assert found["mi_token"] == pytest.approx(np.log(2), abs=0.01)  # of the token's two bits the expert has one
-    # A token that both languages have, and a router that tells them apart all the same: ln 2 beyond the token.
-    both = rng.integers(0, 2, 4000)
-    found = agreement.information(both[:, None], both, alone, np.zeros(4000, int), 4)
-    assert found["mi_language_given_token"] == pytest.approx(np.log(2), abs=0.01)
-    # One language, which nobody can know anything of: no column of it.
-    found = agreement.information(token[:, None], 0 * token, alone, token, 4)
-    assert list(found) == ["mi_token"] and found["mi_token"] == pytest.approx(np.log(4), abs=0.01)
-    # Independent of the language: 0 although the plug-in estimate over 64 experts is not.
-    expert = rng.integers(0, 64, (400, 2))
-    found = agreement.information(expert, rng.integers(0, 8, 400), alone[:400], rng.integers(0, 5, 400), 16)
-    assert abs(found["mi_language"]) < 0.03 and abs(found["mi_language_given_token"]) < 0.05
-    assert agreement._mutual(expert[:, 0], rng.integers(0, 8, 400), np.zeros(400, int)) > 0.3
-    # Behind nine times as many pads, which choose nobody: permuted among all, ids left pads in their places, and 3 nats
-    # here.
-    behind = lambda a, pad: np.concatenate([np.full((len(a) * 9, *a.shape[1:]), pad, a.dtype), a])  # noqa: E731
-    found = agreement.information(
-        behind(expert, -1), np.zeros(4000, int), np.arange(4000), behind(rng.integers(1, 4000, 400), 0), 16
-    )
-    assert abs(found["mi_token"]) < 0.03
-
-
-@pytest.mark.parametrize("ids", (1, 40))
-def test_rows_that_are_alike_tell_nothing_of_labels_that_are_drawn_for_them(ids):
-    """Rows with tastes of their own and labels drawn for rows: a null of permuted tokens found .05 nats here."""
-    found = []
-    for seed in range(6):
-        rng = np.random.default_rng(seed)
-        row = np.repeat(np.arange(120), 64)
-        taste = 2 * rng.normal(size=(120, 8))
-        expert = (taste[row] + rng.gumbel(size=(len(row), 8))).argsort(1)[:, -2:]
-        label, token = rng.integers(0, 10, 120)[row], rng.integers(0, ids, len(row))
-        found.append([*agreement.information(expert, label, row, token, 8).values()])
-    assert np.abs(np.mean(found, 0)).max() < 0.01  # a standard error of .004 or so
-    # And the information that is there is found: an expert of its own for every label.
-    told = agreement.information(label[:, None], label, row, token, 8)
-    assert told["mi_language"] == pytest.approx(agreement._mutual(label, label, 0 * label), rel=0.2)
-    assert told["mi_language_given_token"] > 1
 
 
 @pytest.mark.parametrize(

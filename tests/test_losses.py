@@ -85,5 +85,15 @@ def test_balance_within_groups():
     assert values(scores, k=1, groups=2)["balance"] == pytest.approx(4.0)
 
 
+def test_the_load_has_no_gradient():
+    """Soft routing of one token, f = p = (1/5, 4/5): E p_0 (f_0 - sum f p) = 2 / 5 (.2 - .68) = -.192.
+
+    With the gradient of f = p it would be twice that.
+    """
+    scores = jnp.log(jnp.array([[1.0, 4.0]]))
+    gradient = jax.grad(lambda s: auxiliary(select(SelectionRule("soft"), s), {"balance": 1.0})[0])(scores)
+    np.testing.assert_allclose(gradient, [[-0.192, 0.192]], rtol=1e-5)
+
+
 def test_soft_routing_has_losses_too():
     assert float(auxiliary(select(SelectionRule("soft"), UNIFORM), ALL)[1]["balance"]) == pytest.approx(1.0)

@@ -73,8 +73,8 @@ def test_what_does_not_divide_is_refused_with_what_does():
     x = jnp.zeros((64, 4))
     with pytest.raises(UserError, match=r"use selection.group_size=8"):
         jax.eval_shape(layer(mesh, SelectionRule(k=2)).init, jax.random.key(0), x)
-    with pytest.raises(TypeError, match="'ragged' cannot share experts over a mesh; use 'slots' or 'auto'"):
-        jax.eval_shape(layer(mesh).clone(dispatch="ragged").init, jax.random.key(0), x)
+    with pytest.raises(TypeError, match="'gather' cannot share experts over a mesh; use 'slots', 'ragged' or 'auto'"):
+        jax.eval_shape(layer(mesh).clone(dispatch="gather").init, jax.random.key(0), x)
     assert RULE.group_size == 8
 
 
@@ -110,11 +110,12 @@ def test_other_selections_over_devices(rule):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def replicated(name, mesh, rule):
-    """Loss and gradients of a layer, jitted, and its arguments; every device of a mesh has all experts."""
+def compared(name, mesh, rule, scale=1.0):
+    """Loss and gradients of a layer, jitted, and its arguments; all scores are times `scale`."""
     moe = layer(mesh, rule).clone(dispatch=name)
     x = jax.random.normal(jax.random.key(0), (64, 4))
     variables = jax.jit(layer(None, rule).init)(jax.random.key(1), x)
+    variables["params"]["router"] = jax.tree.map(lambda leaf: scale * leaf, variables["params"]["router"])
     loss = lambda variables, x: ((moe.apply(variables, x)[0] - 1) ** 2).mean()  # noqa: E731
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1))), (variables, x)
 
@@ -123,15 +124,34 @@ def replicated(name, mesh, rule):
 @pytest.mark.parametrize("name", ["ragged", "gather", "dense", "slots"])
 def test_where_no_expert_is_shared_out_any_dispatch_runs_on_each_devices_tokens(name, capacity):
     rule = SelectionRule(k=2, group_size=8, capacity_factor=capacity)
-    step, arguments = replicated(name, make_mesh(8, 1), rule)
-    expected, arguments_alone = replicated("dense", None, rule)
+    step, arguments = compared(name, make_mesh(8, 1), rule)
+    expected, arguments_alone = compared("dense", None, rule)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), step(*arguments), expected(*arguments_alone))
 
 
+@pytest.mark.parametrize("shape", [(2, 4), (1, 8)])
+@pytest.mark.parametrize(
+    ("rule", "scale"),
+    [
+        (SelectionRule(k=2, group_size=8), 1.0),
+        (SelectionRule(k=2, group_size=8, capacity_factor=0.75), 1.0),
+        (SelectionRule(k=2, group_size=8), 0.0),  # equal scores: all tokens choose the first device's experts
+        (SelectionRule("expert_choice", group_size=8), 1.0),
+    ],
+    ids=["dropless", "drops", "overflow", "expert_choice"],
+)
+def test_ragged_dispatch_over_shared_experts_is_every_expert_on_every_token(rule, scale, shape):
+    """Values and all gradients; 8 experts over 4 devices, top-2: 128 assignments, room for 40 on a device at once."""
+    step, arguments = compared("ragged", make_mesh(*shape), rule, scale)
+    expected, arguments_alone = compared("dense", None, rule, scale)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), step(*arguments), expected(*arguments_alone))
+
+
+@pytest.mark.parametrize("shape", [(8, 1), (2, 4)])
 @pytest.mark.parametrize(("capacity", "chosen", "other"), [(0.0, "ragged", "slots"), (0.75, "slots", "ragged")])
-def test_auto_without_a_capacity_is_not_slots_for_all_tokens_on_every_expert(capacity, chosen, other):
+def test_auto_without_a_capacity_is_not_slots_for_all_tokens_on_every_expert(capacity, chosen, other, shape):
     """Dropless slots of 16 experts, top-2, would compute eight times the rows."""
     rule = SelectionRule(k=2, group_size=8, capacity_factor=capacity)
-    cases = [replicated(name, make_mesh(8, 1), rule) for name in ("auto", chosen, other)]
+    cases = [compared(name, make_mesh(*shape), rule) for name in ("auto", chosen, other)]
     auto, same, different = (step.lower(*arguments).as_text() for step, arguments in cases)
     assert auto == same != different

@@ -63,6 +63,14 @@ def share_of(**changes):
     return comparison("share", **{"best": {"arm": "oracle_dialect"}, "unit": "difference"} | changes)
 
 
+def test_a_kind_that_does_not_look_at_its_needs_has_its_verdict_taken_back(monkeypatch):
+    claim = comparison("null", "learned", "hash_token", unit="difference", needs=NEEDS)
+    monkeypatch.setattr(type(claim), "judge", lambda self, rows: {"verdict": "supported", "n": 4})
+    assert verdict(claim, table(NATS))["verdict"] == "supported"
+    found = verdict(claim, table(NATS | {"hash_token": [1.0] * 4}))
+    assert found["verdict"] == "inconclusive" and "so this setting cannot tell" in found["reason"]
+
+
 def test_the_share_of_a_gain_is_of_means_and_paired_by_seed():
     """Learning gains .1 in every seed, and the oracle .4: a quarter. Seeds that differ alike make no interval."""
     found = verdict(share_of(needs=NEEDS), table(NATS))

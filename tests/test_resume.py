@@ -1,6 +1,5 @@
 """Nothing finished is lost or changes: killed, interrupted, damaged or extended, a workdir ends with the same rows."""
 
-import errno
 import json
 import os
 import pathlib
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +21,9 @@ from routed.contracts import UserError
 from routed.engine import batches, checkpoint, execution, results, tables
 from routed.plan.config import problem_of
 from routed.system import files
-from routed.system.progress import Progress, Work
+from routed.system.progress import Progress
 from tests.conftest import without_papers
+from tests.test_checkpoint import flipped, halved
 from tests.test_command_line import command, refusal, write_experiment
 
 # Processes, or several programs to compile; the tests are about what is run.
@@ -226,14 +225,6 @@ def test_a_checkpoint_of_other_data_is_refused_before_there_is_a_row(
     same(table(work), table(finished))
 
 
-def test_a_checkpoint_that_says_nothing_of_its_data_goes_on(tmp_path, monkeypatch):
-    """As saved by a version that did not write them down; beside one of these data."""
-    monkeypatch.setattr(checkpoint, "load", lambda path, meta, states, count: "loaded")
-    for about in ({}, {"data": "text"}):
-        saved = checkpoint.Checkpoint(tmp_path, {"runs": ["a"], "step": 10} | about)
-        assert batches._resumed("fresh", saved, [SimpleNamespace(key="a")], "text") == ("loaded", 10)
-
-
 def test_progress_knows_all_batches_and_what_was_done_before(run, refused, saves, tmp_path, monkeypatch):
     """6 runs, 2 at a time, of 3 chunks each; the signal comes after the second chunk."""
     followed = []
@@ -243,26 +234,6 @@ def test_progress_knows_all_batches_and_what_was_done_before(run, refused, saves
     run(tmp_path, "--config.seeds=3")
     assert [(progress.batch, progress.batches) for progress in followed] == [(1, 3), (3, 3)]
     assert followed[1].steps_done == [work.steps for work in followed[1].works] == [6 * 30]
-
-
-def test_a_stretch_is_what_fits_by_the_speed_of_the_last_one():
-    progress = Progress([Work("group", 100, 1.0), Work("another", 100, 1.0)], batches=2)
-    progress.begin(0)
-    assert progress.steps_within(10, 50) == 1  # the pace is unknown
-    progress.measure_pace(4, 2.0)
-    progress.measure_pace(0, 7.0)  # an evaluation does not count
-    # .5 s a step: 20 fit into 10 s, at most 8, at least 1.
-    assert [progress.steps_within(10, 50), progress.steps_within(10, 8), progress.steps_within(0.1, 8)] == [20, 8, 1]
-    progress.begin(1)
-    assert progress.steps_within(10, 50) == 1
-    assert list(batches._stretches(None, 10, 20, iter([1, 20, 4, 6]).__next__)) == [
-        (0, 0),
-        (0, 1),
-        (1, 10),
-        (10, 14),
-        (14, 20),
-    ]
-    assert list(batches._stretches(17, 10, 20, lambda: 99)) == [(17, 20)]
 
 
 def test_a_signal_between_groups_stops_before_the_next_compiles(finished, run, refused, compiled, monkeypatch):
@@ -286,24 +257,6 @@ def test_a_second_sigterm_saves_as_the_first(refused, saves, tmp_path):
     saves.then = lambda count: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]
     assert "interrupted and saved" in refused(tmp_path / "work")
     assert saves == [10]
-
-
-@pytest.mark.parametrize(("dies", "left"), [("finish", True), ("prepare", False)])
-def test_a_peer_that_dies_while_saving_into_a_bucket_costs_no_finished_checkpoint(tmp_path, monkeypatch, dies, left):
-    """A bucket renames nothing: what is at the target is the checkpoint itself, whole from meta.json on."""
-
-    def once(action):
-        action()
-        if action.__name__ == dies:
-            raise RuntimeError("Gloo: connection closed by peer")
-
-    monkeypatch.setattr(files, "remote", lambda path: path.name.isdigit())
-    monkeypatch.setattr(files, "remove", lambda path: shutil.rmtree(path, ignore_errors=True))
-    monkeypatch.setattr(checkpoint, "_state", lambda path: path.absolute() / "state")
-    monkeypatch.setattr(checkpoint.hosts, "once", once)
-    with pytest.raises(RuntimeError):
-        checkpoint.save(tmp_path / "checkpoints", 1, ["a"], {"x": jnp.ones(1)})
-    assert (checkpoint.latest(tmp_path / "checkpoints") is not None) == left
 
 
 def test_one_process_a_workdir(finished, refused):
@@ -343,30 +296,6 @@ def test_a_full_disk_under_a_checkpoint(finished, run, refused, tmp_path, monkey
     same(table(tmp_path / "work"), table(finished))
 
 
-def test_a_copy_of_a_folder_is_whole_or_absent(tmp_path, monkeypatch):
-    """The disk is full at the second of two files; then it is not, and remains of a kill are no part of the copy."""
-    source, target = tmp_path / "source", tmp_path / "diverged" / "run"
-    (source / "state").mkdir(parents=True)
-    for name in ("meta.json", "state/w"):
-        (source / name).write_text(name)
-    write = pathlib.Path.write_bytes
-
-    def write_one(path, content):
-        if path.name == "w":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(path, content)
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-        patch.setattr(pathlib.Path, "write_bytes", write_one)
-        files.copy(source, target)
-    assert not [*target.parent.iterdir()]
-    left = target.with_name(".run.writing")
-    left.mkdir()
-    (left / "stale").write_text("")
-    files.copy(source, target)
-    assert [*target.parent.iterdir()] == [target] and files.digest(target) == files.digest(source)
-
-
 def test_a_log_that_cannot_be_written_stops_nothing(finished, run, tmp_path, capsys):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "routed.log").symlink_to("/dev/full")
@@ -376,55 +305,6 @@ def test_a_log_that_cannot_be_written_stops_nothing(finished, run, tmp_path, cap
 
 
 # Damaged
-
-
-def flipped(path, position):
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(content)
-
-
-def halved(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def test_any_damage_to_a_checkpoint_is_noticed(tmp_path):
-    for number in (1, 2):
-        state = {"step": jnp.full(2, number), "w": jnp.ones((2, 50))}
-        checkpoint.save(tmp_path / "root", number, ["a", "b"], state)
-    meta = checkpoint.latest(tmp_path / "root")[1]
-    assert (meta["runs"], meta["step"]) == (["a", "b"], 2)
-    inside = [p.relative_to(tmp_path / "root") for p in (tmp_path / "root" / "000000002").rglob("*") if p.is_file()]
-    assert len(inside) > 3  # Orbax's files and meta.json
-    for name in inside:
-        damages = (
-            (lambda p: flipped(p, p.stat().st_size // 2), halved) if (tmp_path / "root" / name).stat().st_size else ()
-        )
-        for damage in (*damages, pathlib.Path.unlink):
-            root = shutil.copytree(tmp_path / "root", tmp_path / "damaged")
-            damage(root / name)
-            assert checkpoint.latest(root)[1]["step"] == 1, (name, damage)
-            shutil.rmtree(root)
-    meta = tmp_path / "root" / "000000002" / "meta.json"
-    for text in (
-        meta.read_text().replace('"step": 2', '"step": 1'),
-        meta.read_text().replace('"a"', '"c"'),
-        "[]",
-        "3",
-    ):
-        meta.write_text(text)
-        assert checkpoint.latest(tmp_path / "root")[1]["step"] == 1 and "000000001" in str(
-            checkpoint.latest(tmp_path / "root")[0]
-        )
-
-
-def test_checkpoints_of_another_batch_do_not_push_out_new_ones(tmp_path):
-    """A kill between the last table and the removal of its checkpoints leaves them behind, with higher numbers."""
-    for number, run in ((8, "old"), (9, "old"), (1, "new"), (2, "new"), (3, "new")):
-        checkpoint.save(tmp_path, number, [run], {"step": jnp.zeros(1)})
-        meta = checkpoint.latest(tmp_path)[1]
-        assert (meta["runs"], meta["step"]) == ([run], number)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["000000002", "000000003"]
 
 
 def test_a_damaged_checkpoint_costs_one_chunk(finished, run, refused, saves, tmp_path):
@@ -453,17 +333,6 @@ def test_a_checkpoint_of_another_shape_starts_its_batch_again(finished, run, sav
     run(work)
     assert saves == [10, 20, 30] * 2 and "does not fit" in logged(work)
     same(table(work), table(finished))
-
-
-def test_a_checkpoint_without_a_form_does_not_fit(tmp_path, monkeypatch):
-    """As saved by a version that did not write the keys, shapes and types down."""
-    state = {"a": jnp.zeros(2)}
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_form", lambda state, count=None: None)
-        checkpoint.save(tmp_path, 1, ["run", "another"], state)
-    path, meta = checkpoint.latest(tmp_path)
-    del meta["form"]
-    assert checkpoint.load(path, meta, state, 2) is None
 
 
 def test_damaged_results_are_read_from_their_copy(finished, run, saves):

@@ -51,6 +51,14 @@ def test_weights(rule, weights):
     np.testing.assert_allclose(combine_weights(select(rule, log([[1, 2, 5]]))), [weights], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("name", "weight"), [("top_k", 1 / 8), ("sigmoid", 1 / 2)])  # 1 / (1 + 2 + 5), 1 / (1 + 1)
+def test_preferences_choose_and_scores_weigh(name, weight):
+    """As noise does: scores are highest at expert 2, preferences at expert 0."""
+    routing = select(SelectionRule(name, k=1), log([[1, 2, 5]]), preference=jnp.array([[9.0, 1.0, 0.0]]))
+    assert routing.expert.tolist() == [0]
+    np.testing.assert_allclose(routing.weight, [weight], rtol=1e-6)
+
+
 @pytest.mark.parametrize("score", [0.0, -45.0, -88.0, -1e4])
 def test_sigmoids_that_vanish_have_weights_and_gradients(score):
     """For low scores sigmoid(s) = e^s, so weights are the softmax of the scores: e^.5 / (e^.5 + 1) = .6225 of two."""

@@ -48,6 +48,15 @@ def test_equivalence_needs_both_sides():
     assert statistics.equivalence([v * 30 for v in tight], 0.1) > 0.05  # centred, but too wide to say
 
 
+def test_two_means_on_two_sides_are_as_sure_as_the_less_sure_one():
+    """One-sided tests of "the first is below 0" and "the second above": twice the larger p value, at most 1."""
+    below, above = [-1.0, -1.2, -0.9], [0.5, 1.5, 0.1]
+    larger = stats.ttest_1samp(above, 0, alternative="greater").pvalue
+    assert larger > 5 * stats.ttest_1samp(below, 0, alternative="less").pvalue
+    assert statistics.intersection_union_p(below, above) == pytest.approx(2 * larger)
+    assert statistics.intersection_union_p(above, below) == 1
+
+
 def test_adjustment_is_holms():
     # Sorted .01, .02, .5 times 3, 2, 1: .03, .04, .5; never falling.
     np.testing.assert_allclose(statistics.adjusted([0.01, 0.5, 0.02]), [0.03, 0.5, 0.04])

@@ -220,10 +220,10 @@ def _describe_topology(command: Command) -> None:
 
 def _dry_run(command: Command) -> None:
     """Prints points, groups, memory and estimated time of the runs on this machine."""
-    from routed.engine import devices, dry_run
+    from routed.engine import dry_run, sharing
     from routed.system import hosts
 
-    text = dry_run.describe(command.runs, devices.make_mesh(command.config))
+    text = dry_run.describe(command.runs, sharing.mesh_of(command.config, command.runs))
     hosts.once(lambda: files.tell(text))
 
 
@@ -234,13 +234,14 @@ def _run(command: Command) -> None:
       UserError: the workdir has results of another command, or cannot be written; the user interrupted.
     """
     from routed.analysis import page
-    from routed.engine import devices, execution, results
+    from routed.engine import devices, execution, results, sharing
     from routed.plan import experiment
     from routed.plan.workdir import default_workdir
     from routed.system import hosts
     from routed.trace import from_runs
 
-    runs, config, mesh = command.runs, command.config, devices.make_mesh(command.config)
+    runs, config = command.runs, command.config
+    mesh = sharing.mesh_of(config, runs)
     source = experiment.portable_spec(command.spec)
     workdir = files.folder(WORKDIR.value or default_workdir(source, config, _OVERRIDES, SWEEP.value, SHARD.value))
     with contextlib.ExitStack() as stack:
@@ -249,6 +250,7 @@ def _run(command: Command) -> None:
         devices.keep_programs(workdir)
         text, sweep = shlex.join(sys.argv[1:]), command.sweep
         log.info("%s: %d points, %d runs, workdir %s", text, len(sweep), len(runs), workdir)
+        sharing.log_shared(config, mesh)
         start = time.monotonic()
         table = hosts.first_process_first(lambda: results.open_workdir(workdir, source, config, sweep, SHARD.value))
         hosts.require_equal(

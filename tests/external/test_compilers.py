@@ -17,6 +17,8 @@ from routed.aot.dry_run import describe
 from routed.aot.estimate import measure
 from routed.aot.hlo import flops_of_lines
 from routed.aot.topology import topology_of
+from routed.bench import gpu_cells, gpu_layers, products
+from routed.bench.gpu_cells import Cell
 from routed.engine.devices import make_mesh
 from routed.engine.execution import make_groups
 from routed.kernels import megablox
@@ -146,3 +148,23 @@ def test_dropless_experts_of_devices_that_share_rows_are_compiled(name):
     config = override(config, {"batch_size": 8, "mesh.data": 8, "seeds": 1, "arms": ("learned",)})
     text = describe(plan_runs(config, ({},)), make_mesh(config, there.devices), there)
     assert "fits: a device holds" in text and "all-reduce of 8" in text and "all-to-all" not in text
+
+
+@pytest.mark.parametrize("way", gpu_cells.WAYS)
+@pytest.mark.parametrize("column", gpu_layers.COLUMNS)
+@pytest.mark.parametrize("name", ["h100:1", "h200:1"])
+def test_cells_of_the_table_are_compiled_for_a_gpu(name, column, way):
+    """Mixtral's layer: FLOPs of the assignments, a quarter more of slots; no turn of a loop, and no kernel, counts.
+
+    XLA's `ragged_dot` multiplies each row with all eight experts: a GPU refuses it as dense.
+    """
+    if reason := column in products.PRODUCTS and products.PRODUCTS[column].missing(True):
+        pytest.skip(reason)
+    try:
+        record = gpu_cells.plan(Cell("mixtral", "balanced", way, column), name)
+    except ExceptionGroup as error:  # tokamax asks the first device of this machine for its kind
+        pytest.skip(str(error))
+    expected = {"dense_ffn": 1, "ragged": 1 / 8, "slots": 1.25, "mosaic": 0, "ragged_dot": 8}
+    assert record["flops_share"] == pytest.approx(expected.get(column, 0), rel=0.01)
+    assert record["floor_ms"] == pytest.approx(70.04 if way == "both" else 23.35, rel=1e-3)
+    assert 0 < record["temporary_bytes"] < 80e9 or column == "ragged_dot"

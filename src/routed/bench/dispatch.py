@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from routed.bench import hopper
 from routed.bench.harness import Case, Work, seconds_of, timed
 from routed.contracts import Queues, UserError
 from routed.engine.compilation import compile_lowered
@@ -90,7 +89,7 @@ def layer_functions(dispatch: str, case: dict[str, Any]) -> tuple[Callable, Call
         if dispatch == "dense_ffn":
             return run(params, x), jnp.float32(0)
         routing = select(rule, x.astype(jnp.float32) @ params["router"].astype(jnp.float32) + steer)
-        function = {"slots": slots, "ragged": ragged, "one_hot": one_hot, "hopper": hopper.ragged}[dispatch]
+        function = {"slots": slots, "ragged": ragged, "one_hot": one_hot}[dispatch]
         weights = jax.tree.map(lambda w: w.astype(x.dtype), params["experts"])
         return function(run, weights, x, routing, queues), dropped(routing)
 

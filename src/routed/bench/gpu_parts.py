@@ -1,8 +1,8 @@
 """Cases of `bench gpu`, each part in a process of its own: `python -m routed.bench.gpu_parts PART [CASE...]` runs one.
 
-On a CPU sizes are tiny, so that all cases can be tried without a GPU. Lowerings that fall back: `dispatch` and `t5`
-refuse a program that computes more than twice the FLOPs of its assignments, and name the dispatch to set; `hopper` also
-refuses kernels with other gradients than the blocks; `batching` and `sweep` train every expert on every token, so that
+On a CPU sizes are tiny, so that all cases can be tried without a GPU. A part CHIP:SHAPE, such as h100:1, compiles the
+cells of the table for a GPU that is not here. Lowerings that fall back: the table and `t5` refuse a program that
+computes more than twice the FLOPs of its assignments; `batching` and `sweep` train every expert on every token, so that
 only memory can be short.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import sys
 import time
 import traceback
@@ -18,10 +19,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from routed.aot.estimate import least_bytes, memory_of
-from routed.bench import dispatch, gmm, hopper, pods
+from routed.bench import dispatch, gmm, gpu_cells, gpu_layers, gpu_torch, pods
 from routed.bench.harness import Case, Work, timed
 from routed.bench.trainings import Batch, TextTraining
 from routed.contracts import UserError
@@ -35,31 +35,33 @@ from routed.system.machine import rates
 from routed.system.platform import platform
 from routed.training import ENCODER_DECODER
 
+#: name -> function of the rounds that returns a record.
+Cases = dict[str, Callable[[int], dict[str, Any]]]
+
 
 class Part(NamedTuple):
     """Cases that share a process.
 
     Attributes:
       seconds: share of the budget.
-      cases: name -> function of the rounds that returns a record.
+      cases: cases in the order of their importance.
+      patience: seconds that a case may take; a kernel that hangs must not take the time of others.
       memory: advice where memory is short.
       lowering: advice where a lowering is missing.
     """
 
     seconds: float
-    cases: dict[str, Callable[[int], dict[str, Any]]]
+    cases: Cases
+    patience: float = math.inf
     memory: str = ""
     lowering: str = ""
 
 
 #: Sizes on a CPU.
-TINY = {"tokens": 256, "dim": 32, "hidden": 64, "experts": 4, "k": 2}
 TINY_GMM = {"data.samples": 64, "data.test_samples": 640, "batch_size": 32, "experts.width": 8, "shuffles": 0}
 TINY_T5 = {"transformer.dim": 64, "transformer.width": 128, "experts.width": 128}
 #: Training steps of a timed call on a GPU, and on a CPU.
 STEPS, FEW = 50, 2
-#: Largest distance of kernels and blocks, as a share of the gradients' norm: bfloat16 has 8 bits.
-CLOSE = 0.03
 
 
 def tiny() -> bool:
@@ -82,36 +84,6 @@ def measured(case: Case, rounds: int, program: Any) -> dict[str, Any]:
     (record,) = timed([case], rounds)
     peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     return record | {"program_bytes": sum(memory_of(program)), "most_bytes_so_far": peak}
-
-
-def layer(name: str, way: str, rounds: int) -> dict[str, Any]:
-    """Times a row of the dispatch table in bfloat16: forward, and a step with the gradients of weights and tokens."""
-    changes, _ = dispatch.LARGE_CASES[name]
-    case = dispatch.LARGE | changes | (TINY if tiny() else {})
-    if way == "hopper":
-        check_kernels(case)
-    compiled = dispatch.Layer(way, case, jnp.bfloat16)
-    return measured(compiled.case_of({}), dispatch.TIMES * rounds, compiled.step)
-
-
-def check_kernels(case: dict[str, Any]) -> None:
-    """Compares the gradients of Hopper's kernels and of the blocks, on an eighth of the tokens.
-
-    Raises:
-      UserError: the device has no such kernels, or the gradients differ.
-    """
-    if not hopper.available():
-        raise UserError(f"{jax.devices()[0].device_kind}: no Hopper, for which these kernels are: nothing to do")
-    small = case | {"tokens": case["tokens"] // 8}
-    gradients = []
-    for way in ("hopper", "ragged"):
-        init, apply = dispatch.layer_functions(way, small)
-        gradients.append(jax.jit(dispatch.gradients(apply))(*dispatch.arguments(small, init, jnp.bfloat16)))
-    if not (distance := hopper.distance(*gradients)) < CLOSE:
-        raise UserError(
-            f"dispatch 'hopper' is wrong on this platform: its gradients are {distance:.3g} away from those of"
-            " 'ragged'; use 'ragged'"
-        )
 
 
 def batch(experts: str, runs: int, way: str, rounds: int) -> dict[str, Any]:
@@ -172,45 +144,65 @@ def sweep(changes: dict[str, Any], rounds: int) -> dict[str, Any]:
 
 CAPACITY = {"dispatch": "slots", "selection.capacity_factor": 1.25, "selection.capacity_rule": "per_assignment"}
 USE_SLOTS = "set dispatch=slots with selection.capacity_factor=1.25"
-FEWER_TOKENS = "halve LARGE['tokens'] in bench/dispatch.py"
-ROWS = (("dropless", "ragged"), ("capacity", "slots"), ("dropless", "dense_ffn"), ("collapsed", "ragged"))
-BATCHES, WAYS = (("mlp", 32), ("constant", 32), ("constant", 256)), ("vmap", "map")
-#: Parts in the order of their importance.
+FEWER_TOKENS = "halve the tokens of SHAPES in bench/gpu_layers.py"
+#: Seconds of a cell: XLA compiles JAX's kernels for 128 experts for 29 s on two cores.
+PATIENCE = 75
+BATCHES, WAYS = (("mlp", 32), ("constant", 256)), ("vmap", "map")
+CELLS: Cases = {cell.name: partial(gpu_cells.measure, cell) for cell in gpu_cells.cells_of()}
+TORCH: Cases = {cell.name: partial(gpu_torch.measure, cell) for cell in gpu_cells.cells_of((gpu_torch.COLUMN,))}
+BATCHING: Cases = {
+    f"{gpu_cells.SEEDS} seeds: {name}": partial(gpu_cells.seeds, name) for name in ("ragged", "slots", "mosaic")
+}
+BATCHING |= {f"{name}, {runs} runs: {way}": partial(batch, name, runs, way) for name, runs in BATCHES for way in WAYS}
+#: Parts in the order of their importance; the first also says what the machine is.
 PARTS: dict[str, Part] = {
-    "machine": Part(30, {"here": machine}),
-    "dispatch": Part(140, {f"{name}: {way}": partial(layer, name, way) for name, way in ROWS}, FEWER_TOKENS, USE_SLOTS),
+    "table": Part(
+        300, {"here": machine} | CELLS, PATIENCE, FEWER_TOKENS, "nothing: training uses none of these kernels"
+    ),
+    "torch": Part(45, TORCH, PATIENCE, FEWER_TOKENS),
+    "batching": Part(
+        60,
+        BATCHING,
+        PATIENCE,
+        "lower the number of runs (mesh.runs_per_batch)",
+        "set mesh.batching to the other way",
+    ),
     "t5": Part(
-        120,
+        40,
         {
             "gpu, auto": partial(text, {}),
-            "gpu, slots": partial(text, CAPACITY),
             "gpu, dense_active": partial(text, {"model": "dense_active"}),
+            "gpu, slots": partial(text, CAPACITY),
         },
-        "halve batch_size, or set transformer.remat=true",
-        USE_SLOTS,
+        memory="halve batch_size, or set transformer.remat=true",
+        lowering=USE_SLOTS,
     ),
     "sweep": Part(
-        80,
+        30,
         {
             "headline": partial(sweep, {}),
             "headline, 60 seeds": partial(sweep, {"seeds": 60, "mesh.runs_per_batch": 256}),
         },
-        "lower mesh.runs_per_batch",
-        "set selection.eval.name=soft, of which the dispatch is dense",
-    ),
-    "batching": Part(
-        80,
-        {f"{name}, {runs} runs: {way}": partial(batch, name, runs, way) for name, runs in BATCHES for way in WAYS},
-        "lower the number of runs (mesh.runs_per_batch)",
-        "set mesh.batching to the other way",
-    ),
-    "hopper": Part(
-        60,
-        {f"{name}: hopper": partial(layer, name, "hopper") for name in ("dropless", "collapsed")},
-        FEWER_TOKENS,
-        "nothing: training does not use these kernels",
+        memory="lower mesh.runs_per_batch",
+        lowering="set selection.eval.name=soft, of which the dispatch is dense",
     ),
 }
+
+
+def part_of(name: str) -> Part:
+    """Returns a part by its name, or the cells of the table compiled for CHIP:SHAPE; loads share a program."""
+    if ":" not in name:
+        return PARTS[name]
+    cases: Cases = {
+        cell.name: partial(plan, cell, name) for cell in gpu_cells.cells_of() if cell.load == gpu_layers.LOADS[0]
+    }
+    return Part(math.inf, cases, math.inf, FEWER_TOKENS, "nothing: training uses none of these kernels")
+
+
+def plan(cell: gpu_cells.Cell, topology: str, rounds: int) -> dict[str, Any]:
+    """Compiles a cell for a topology."""
+    del rounds
+    return gpu_cells.plan(cell, topology)
 
 
 def records(part: str, cases: list[str], rounds: int) -> Iterator[dict[str, Any]]:
@@ -221,16 +213,17 @@ def records(part: str, cases: list[str], rounds: int) -> Iterator[dict[str, Any]
     for name in cases:
         started, error = time.perf_counter(), None
         try:
-            record = PARTS[part].cases[name](rounds)
+            record = part_of(part).cases[name](rounds)
         except Exception as raised:  # any error: the other cases go on
             line = str(raised) if isinstance(raised, UserError) else f"{type(raised).__name__}: {raised}"
-            error, record = raised, {"failed": " ".join(line.split())[:400], "do": advice(raised, PARTS[part])}
+            error, record = raised, {"failed": " ".join(line.split())[:400], "do": advice(raised, part_of(part))}
         yield {"part": part, "case": name} | record | {"seconds": round(time.perf_counter() - started, 1)}
         if error is not None and not isinstance(error, UserError):
             traceback.print_exception(error)
             return
         gc.collect()  # arrays of a program that refers to itself
-        jax.clear_caches()
+        if part not in ("table", "torch"):  # its cases share programs
+            jax.clear_caches()
 
 
 def advice(error: BaseException, part: Part) -> str:
@@ -248,7 +241,7 @@ def advice(error: BaseException, part: Part) -> str:
 
 def run(part: str, cases: list[str], rounds: int) -> None:
     """Prints the records of a part, a line of JSON each."""
-    for record in records(part, cases or [*PARTS[part].cases], rounds):
+    for record in records(part, cases or [*part_of(part).cases], rounds):
         print(json.dumps(record), flush=True)
 
 

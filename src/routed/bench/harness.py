@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
 from routed.contracts import UserError
 from routed.system.machine import floor, rates
+
+T = TypeVar("T")
 
 #: Units of times -> how many a second has.
 UNITS = {"ms": 1e3, "seconds": 1.0}
@@ -87,6 +89,18 @@ class Baseline:
     def medians(self) -> dict[str, tuple[float, ...]]:
         """Returns label -> medians of the numbers over all rounds."""
         return {label: tuple(map(statistics.median, zip(*rows, strict=True))) for label, rows in self.rounds.items()}
+
+
+def restricted(cases: Mapping[tuple[Any, ...], T], only: str) -> dict[tuple[Any, ...], T]:
+    """Returns the cases whose names, joined by spaces, have a match of the regular expression `only`.
+
+    Raises:
+      UserError: none has.
+    """
+    chosen = {names: case for names, case in cases.items() if re.search(only, " ".join(map(str, names)))}
+    if not chosen:
+        raise UserError(f"--only={only}: no case; there are {', '.join(' '.join(map(str, names)) for names in cases)}")
+    return chosen
 
 
 def timed(cases: Sequence[Case], rounds: int, baseline: Baseline | None = None) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import routed.papers.pham2024  # noqa: F401 (its competing layers)
-from routed.bench.harness import Baseline, Case, Lines, Work, in_new_process, timed
+from routed.bench.harness import Baseline, Case, Lines, Work, in_new_process, restricted, timed
 from routed.bench.trainings import TextTraining
 from routed.engine.devices import allow_collectives, make_mesh
 from routed.layer.selection import divisors
@@ -24,7 +25,12 @@ LINES = Lines(
     r"(\S+ \S+) s per step: ([\d.]+) tokens per s: ([\d.]+)\s*$", "`SHAPE KIND s per step: SECONDS tokens per s: COUNT`"
 )
 #: Changes to the base config in all shapes.
-COMMON: dict[str, Any] = {"model": "decoder", "data.tokens": "characters", "dispatch": "auto"}
+COMMON: dict[str, Any] = {
+    "model": "decoder",
+    "data.name": "artificial",
+    "data.tokens": "characters",
+    "dispatch": "auto",
+}
 COMMON |= {"transformer.ffn": "ffn", "transformer.layers": 3, "transformer.sparse_layers": 3}
 COMMON |= {"experts.name": "mlp", "experts.depth": 2, "experts.count": 16, "selection.name": "top_k", "selection.k": 2}
 
@@ -64,17 +70,22 @@ def config_of(shape: str, kind: str) -> ConfigDict:
     return override(base(), COMMON | SHAPES[shape] | KINDS[kind])
 
 
-def bench(rounds: int, baseline: Baseline) -> list[dict[str, Any]]:
+def bench(rounds: int, baseline: Baseline, only: str = "") -> list[dict[str, Any]]:
     """Returns a record of each shape and kind, of the kinds whose steps cores share, and of each line of the baseline.
 
     `mfu` is the share of the machine's peak that a step reaches; `over_dense` and `over_twin` are its time over the
     times of an ordinary dense decoder and of a decoder with as many active FLOPs. A baseline is compared with ours of
     its shape and kind.
     """
-    trainings = {(shape, kind): training_of(shape, kind) for shape in SHAPES for kind in KINDS}
-    times = {case: training.step for case, training in trainings.items()}
+    names = {(shape, kind): kind for shape in SHAPES for kind in KINDS}
     if platform() == "cpu" and CORES > 1:
-        times |= {(shape, f"{kind}, shared"): partial(shared, shape, kind) for shape in SHAPES for kind in SHARED}
+        names |= {(shape, f"{kind}, shared"): kind for shape in SHAPES for kind in SHARED}
+    names = restricted(names, only)
+    trainings = {(shape, kind): training_of(shape, kind) for (shape, _), kind in names.items()}
+    times: dict[tuple[str, str], Callable[[], float]] = {
+        case: trainings[case].step if case[1] == kind else partial(shared, case[0], kind)
+        for case, kind in names.items()
+    }
     cases = []
     for (shape, kind), step in times.items():
         training = trainings[shape, kind.partition(",")[0]]
@@ -86,8 +97,8 @@ def bench(rounds: int, baseline: Baseline) -> list[dict[str, Any]]:
         training, seconds = trainings[shape, name], record["seconds_per_step"]
         record |= training.rates(seconds, DECODER.cost(training.config).tokens) | {"mfu": 1 / record["over_floor"]}
         for peer in ("dense", "twin"):
-            theirs = ours[shape, f"{peer},{suffix}" if suffix else peer]
-            record[f"over_{peer}"] = seconds / theirs["seconds_per_step"]
+            if theirs := ours.get((shape, f"{peer},{suffix}" if suffix else peer)):
+                record[f"over_{peer}"] = seconds / theirs["seconds_per_step"]
     return [
         *ours.values(),
         *(beside(label, seconds, count, ours) for label, (seconds, count) in baseline.medians().items()),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from routed.bench.harness import Baseline, Case, Lines, Work, timed
+from routed.bench.harness import Baseline, Case, Lines, Work, restricted, timed
 from routed.bench.trainings import TextTraining
 from routed.plan.config import base
 from routed.settings.tree import override
@@ -45,25 +45,27 @@ SHAPES = {
 }
 
 
-def bench(rounds: int, baseline: Baseline) -> list[dict[str, Any]]:
+def bench(rounds: int, baseline: Baseline, only: str = "") -> list[dict[str, Any]]:
     """Returns a record of each shape and case, and of each line of the baseline.
 
     The dense case of `small` is its dense twin of equal FLOPs; the dense case of `narrow12` has its ordinary FFN in
     every layer (0 experts). A baseline is compared with the first case of the most similar number of parameters.
     """
     cases, trainings = [], []
-    for name, shape in SHAPES.items():
-        for kind, experts, k in shape.cases:
-            training = TextTraining(config_of(name, kind, experts, k), ENCODER_DECODER, shape.targets)
-            about = {"kind": kind, "shape": name, "experts": experts, "k": k} | training.about
-            cases.append(Case(about, {"seconds_per_step": training.step}, Work(training.flops)))
-            trainings.append(training)
+    every = {(name, *case): shape.targets for name, shape in SHAPES.items() for case in shape.cases}
+    for (name, kind, experts, k), targets in restricted(every, only).items():
+        training = TextTraining(config_of(name, kind, experts, k), ENCODER_DECODER, targets)
+        about = {"kind": kind, "shape": name, "experts": experts, "k": k} | training.about
+        cases.append(Case(about, {"seconds_per_step": training.step}, Work(training.flops)))
+        trainings.append(training)
     ours = timed(cases, rounds, baseline)
     dense = {record["shape"]: record["seconds_per_step"] for record in ours if record["kind"] == "dense"}
     for record, training in zip(ours, trainings, strict=True):
         seconds, config = record["seconds_per_step"], training.config
         tokens = config.batch_size * (config.data.input_length + SHAPES[record["shape"]].targets)
-        record |= training.rates(seconds, tokens) | {"over_dense": seconds / dense[record["shape"]]}
+        record |= training.rates(seconds, tokens)
+        if record["shape"] in dense:
+            record["over_dense"] = seconds / dense[record["shape"]]
     return ours + [
         _beside(name, seconds, parameters, ours) for name, (seconds, parameters) in baseline.medians().items()
     ]

@@ -81,7 +81,7 @@ class TextTraining:
     def __init__(
         self, config: ConfigDict, problem: ProblemPart, targets: int, steps: int = 0, mesh: Mesh | None = None
     ):
-        self.config, self.mesh, self.flops = config, mesh, problem.cost(config).flops
+        self.config, self.mesh, self.targets, self.flops = config, mesh, targets, problem.cost(config).flops
         self.model, self.optimiser = problem.models[config.model].build(config, mesh), optax.adam(1e-3)
         batch = self._batch(targets)
         params, layer = jax.jit(self.model.init)(jax.random.key(0), batch)

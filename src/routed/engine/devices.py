@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.layer.dispatch.parallel import DATA, EXPERT
+from routed.layer.dispatch.parallel import DATA, EXPERT, devices_of_run
 from routed.layer.selection import SELECTIONS
 from routed.models import expert_axis
 from routed.plan.config import problem_of
@@ -47,14 +47,14 @@ def allow_collectives(configs: Sequence[ConfigDict]) -> None:
     device that has none, XLA ends the process after 40 s. That happened where devices share experts that compete. Where
     devices share only rows, one thread each is enough, and half as fast again as four (`python -m routed.bench lm`).
     """
-    shared = max((config.mesh.data * config.mesh.expert for config in configs), default=1)
+    shared = max((devices_of_run(config) for config in configs), default=1)
     if shared > 1:
-        only_rows = all(config.mesh.expert == 1 and not _contested(config) for config in configs)
+        only_rows = all(config.mesh.expert == 1 and not contested(config) for config in configs)
         threads = (1 if only_rows else THREADS) * max(shared, len(os.sched_getaffinity(0)))
         os.environ.setdefault("PJRT_NPROC", str(threads))
 
 
-def _contested(config: ConfigDict) -> bool:
+def contested(config: ConfigDict) -> bool:
     """True if the experts of a config compete, in training or in evaluation."""
     if not problem_of(config).models[config.model].routed:
         return False
@@ -77,7 +77,7 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] = ()) -> Mesh:
       UserError: the config needs more devices than `devices`, by default those of this machine.
     """
     owner, devices = ("the topology" if devices else "this machine"), list(devices or jax.devices())
-    shared = config.mesh.data * config.mesh.expert
+    shared = devices_of_run(config)
     if jax.process_count() > 1 and (shared if shared > 1 else config.mesh.run or len(devices)) != len(devices):
         raise UserError(
             f"config keys mesh.run={config.mesh.run}, mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}:"
@@ -91,7 +91,7 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] = ()) -> Mesh:
                 f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: {owner} has"
                 f" {len(devices)} devices; their product must be at most that"
             )
-        shape = (1, config.mesh.data, config.mesh.expert)
+        shape = (1, shared // config.mesh.expert, config.mesh.expert)
         return _mesh(shape, ("run", DATA, EXPERT), devices[:shared])
     count = config.mesh.run or len(devices)
     if count > len(devices):

@@ -28,7 +28,7 @@ def grouped(
 ) -> Float[Array, "A O"]:
     """Runs expert e on its `sizes[e]` rows, rows sorted by expert; rows after the last expert's are garbage.
 
-    `multiply` may be another `product`.
+    `multiply` may be another product, by `product_of`.
 
     Raises:
       TypeError: a layer of the expert other than `nn.Dense` has parameters of its own.
@@ -77,30 +77,6 @@ def _params_of_layer(context: nn.module.InterceptorContext) -> dict[str, Array]:
     return {k: v for k, v in context.module.variables.get("params", {}).items() if not isinstance(v, dict)}
 
 
-@jax.custom_vjp
-def product(rows: Float[Array, "A K"], weights: Float[Array, "E K N"], sizes: Int[Array, " E"]) -> Float[Array, "A N"]:
-    """Returns rows of expert e times weights[e]; `sizes` sum to the number of rows, else several seeds would mix.
-
-    Has rules of its own for derivatives and for batching, which the kernels lack.
-    """
-    return _product(rows, weights, sizes)
-
-
-@jax.custom_batching.custom_vmap
-def _product(rows, weights, sizes):
-    return megablox.product(rows, weights, sizes, transposed=False)
-
-
-@jax.custom_batching.custom_vmap
-def _product_transposed(rows, weights, sizes):
-    return megablox.product(rows, weights, sizes, transposed=True)
-
-
-@jax.custom_batching.custom_vmap
-def _outer(rows, columns, sizes):
-    return megablox.outer(rows, columns, sizes)
-
-
 def _fold(operator, per_seed_groups: bool):
     """Returns the batching rule: the experts of S seeds are S E experts."""
 
@@ -113,20 +89,43 @@ def _fold(operator, per_seed_groups: bool):
     return rule
 
 
-_product.def_vmap(_fold(_product, per_seed_groups=False))
+def product_of(multiply: Callable[..., Array], outer: Callable[..., Array]) -> Callable[[Array, Array, Array], Array]:
+    """Returns `product(rows [A, K], weights [E, K, N], sizes [E]) -> [A, N]` by kernels.
 
-_product_transposed.def_vmap(_fold(_product_transposed, per_seed_groups=False))
+    It multiplies rows of expert e by weights[e]. `sizes` sum to the number of rows, or several seeds would mix.
+    Kernels are called as those of `megablox`; rules for derivatives and for batching, which they lack, are made here.
+    """
 
-_outer.def_vmap(_fold(_outer, per_seed_groups=True))
+    @jax.custom_batching.custom_vmap
+    def _product(rows, weights, sizes):
+        return multiply(rows, weights, sizes, transposed=False)
+
+    @jax.custom_batching.custom_vmap
+    def _product_transposed(rows, weights, sizes):
+        return multiply(rows, weights, sizes, transposed=True)
+
+    @jax.custom_batching.custom_vmap
+    def _outer(rows, columns, sizes):
+        return outer(rows, columns, sizes)
+
+    _product.def_vmap(_fold(_product, per_seed_groups=False))
+    _product_transposed.def_vmap(_fold(_product_transposed, per_seed_groups=False))
+    _outer.def_vmap(_fold(_outer, per_seed_groups=True))
+
+    @jax.custom_vjp
+    def product(rows: Float[Array, "A K"], weights: Float[Array, "E K N"], sizes: Int[Array, " E"]):
+        return _product(rows, weights, sizes)
+
+    def save(rows, weights, sizes):
+        return _product(rows, weights, sizes), (rows, weights, sizes)
+
+    def backward(saved, cotangent):
+        rows, weights, sizes = saved
+        return _product_transposed(cotangent, weights, sizes), _outer(rows, cotangent, sizes), None
+
+    product.defvjp(save, backward)
+    return product
 
 
-def _save(rows, weights, sizes):
-    return _product(rows, weights, sizes), (rows, weights, sizes)
-
-
-def _backward(saved, cotangent):
-    rows, weights, sizes = saved
-    return _product_transposed(cotangent, weights, sizes), _outer(rows, cotangent, sizes), None
-
-
-product.defvjp(_save, _backward)
+#: The product of the kernels of TPUs.
+product = product_of(megablox.product, megablox.outer)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting
 from routed.layer import dispatch
-from routed.layer.dispatch.parallel import EXPERT, parallel, parallel_select
+from routed.layer.dispatch.parallel import EXCHANGED, EXPERT, parallel, parallel_select
 from routed.layer.model_rules import scaled_inputs
 from routed.layer.rule import SelectionRule
 from routed.layer.selection import SELECTIONS, capacity, select
@@ -147,9 +147,11 @@ class MoE(nn.Module):
 
     def run(self, experts: Experts, routing: Routing | SoftRouting) -> Float[Array, "T O"]:
         """Runs the experts that a routing names, and adds up their weighted outputs."""
-        run = dispatch.DISPATCHES[dispatch_of(self, experts)].run
+        name = dispatch_of(self, experts)
+        run = dispatch.DISPATCHES[name].run
         if self.mesh is None or isinstance(routing, SoftRouting):
             return run(experts.run, experts.params, experts.x, routing, experts.queues)
+        run = EXCHANGED[name] if self.mesh.shape[EXPERT] > 1 else run
         return parallel(run, experts.run, experts.params, experts.x, routing, experts.queues, self.mesh)
 
 
@@ -168,10 +170,9 @@ def dispatch_of(layer: MoE, experts: Experts) -> str:
         if reason := dispatch.reason_against(layer.dispatch, layer.rule.name):
             raise TypeError(reason)
         if exchanges and not dispatch.DISPATCHES[layer.dispatch].exchanged:
-            raise TypeError(f"dispatch {layer.dispatch!r} cannot share experts over a mesh; use 'slots' or 'auto'")
+            fits = ", ".join(map(repr, EXCHANGED))
+            raise TypeError(f"dispatch {layer.dispatch!r} cannot share experts over a mesh; use {fits} or 'auto'")
         return layer.dispatch
-    if exchanges:
-        return next(name for name, kind in dispatch.DISPATCHES.items() if kind.exchanged)
     name, reason = dispatch.choose(
         layer.rule.name,
         len(experts.x) // devices,
@@ -181,6 +182,7 @@ def dispatch_of(layer: MoE, experts: Experts) -> str:
         platform(),
         taken=layer.num_experts * experts.queues.capacity / experts.queues.group_size,
         width=sum(leaf.size for leaf in jax.tree.leaves(experts.params)) / layer.num_experts / experts.x[0].size,
+        shared=exchanges,
     )
     tell_choice(name, reason)
     return name

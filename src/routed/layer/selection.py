@@ -14,6 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from routed.contracts import Routing, SoftRouting
 from routed.contracts.ties import highest
+from routed.kernels.argmax import argmax
+from routed.kernels.comparisons import along
 from routed.kernels.ranks import ranks
 from routed.layer.rule import QUEUES, Selection, SelectionRule
 
@@ -105,15 +107,20 @@ def top_k(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
     Weights are probabilities of the softmax over all experts, or over the k chosen ones when `renormalise` (k = 1: the
     weight is exactly 1 and the router gets no gradient, which is Dikkala's rule of evaluation).
     """
-    expert = highest(preference + bias[None], rule.k)
-    probability = jnp.take_along_axis(jax.nn.softmax(scores), expert, axis=1)
-    weight = jax.nn.softmax(jnp.take_along_axis(scores, expert, axis=1)) if rule.renormalise else probability
+    expert = chosen_of(preference + bias[None], rule.k)
+    probability = along(jax.nn.softmax(scores), expert)
+    weight = jax.nn.softmax(along(scores, expert)) if rule.renormalise else probability
     return queued(rule, scores, expert, weight, mask, probability)
+
+
+def chosen_of(preference: Float[Array, "T E"], k: int) -> Int[Array, "T k"]:
+    """Returns the k most preferred experts of each token, as `highest` does."""
+    return argmax(preference)[:, None].astype(jnp.int32) if k == 1 else highest(preference, k)
 
 
 def sigmoid(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
     """Returns the k highest of sigmoid(score) + bias, weighted by sigmoid(score), or over its sum (DeepSeek-V3)."""
-    expert = highest(sigmoid_order(preference, bias), rule.k)
+    expert = chosen_of(sigmoid_order(preference, bias), rule.k)
     affinity = jnp.take_along_axis(jax.nn.sigmoid(scores), expert, axis=1)
     weight = affinity
     if rule.renormalise:  # affinity over its sum, where the affinities of all chosen experts are 0 in float32 too

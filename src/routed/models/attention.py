@@ -154,12 +154,17 @@ class Attention(nn.Module):
         return attend(x, source, bias, kernels, visible)
 
 
+def heads_at_once(heads: int, size: int, dim: int) -> int:
+    """Returns how many heads are computed together: those whose keys are no wider than the rows, or one."""
+    return max(n for n in divisors(heads) if n == 1 or n * size <= dim)
+
+
 def _attend(heads: int, rotary: bool, causal: bool, x, source, bias, kernels, visible):
     """Returns the attention of all rows; on a CPU in parts (`routed.kernels.attention`)."""
     if platform() != "cpu":
         return jax.checkpoint(partial(_whole, heads, rotary), prevent_cse=False)(bias, kernels, (x, source, visible))
     size = kernels[0].shape[1] // heads
-    group = max(n for n in divisors(heads) if n == 1 or n * size <= x.shape[2])
+    group = heads_at_once(heads, size, x.shape[2])
     run = partial(_in_parts, group, rotary, kernel.queries_at_once(x.shape[1], causal))
     if group == heads:
         return run(bias, kernels, (x, source, visible))

@@ -156,7 +156,7 @@ class Layer(nn.Module):
             )
         rows, site = before("feed_norm")(x).reshape(-1, x.shape[-1]), None
         if self.last and is_sparse(config):
-            outputs, routing = _moe(self.plan, self.stack, len(rows))(rows, **context)
+            outputs, routing = moe_layer(self.plan, self.stack, len(rows))(rows, **context)
             site = Site(routing, rows)
         else:
             t = config.transformer
@@ -175,7 +175,8 @@ def logits(plan: Plan, y: Float[Array, "B M D"], embedding: Float[Array, "V D"])
     return head_product(y, head)
 
 
-def _moe(plan: Plan, stack: str, tokens: int) -> MoE:
+def moe_layer(plan: Plan, stack: str, tokens: int) -> MoE:
+    """Builds the sparse layer of a stack on `tokens` tokens."""
     config, count = plan.config, plan.config.experts.count
     size = plan.rule.group_size
     if plan.mesh is not None and groupless(plan.rule):

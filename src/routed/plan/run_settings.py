@@ -6,6 +6,7 @@ rooms come after the plan, which needs a whole config.
 
 from __future__ import annotations
 
+from routed.layer.dispatch.parallel import devices_of_run
 from routed.settings.setting import Allowed, Component, Setting, When, at_least, one_of, within
 
 #: The distance of tuning seeds from evaluation seeds, so that the two never meet.
@@ -20,7 +21,7 @@ MULTIPLIERS = Allowed(
 _TUNED = When(lambda config: config.rates == "tuned", "rates=tuned")
 
 #: The condition under which each device has runs of its own.
-_ALONE = When(lambda config: config.mesh.data * config.mesh.expert == 1, "mesh.data=1 and mesh.expert=1")
+_ALONE = When(lambda config: devices_of_run(config) == 1, "mesh.data=1 and mesh.expert=1")
 
 PLAN = Component(
     {
@@ -76,7 +77,13 @@ ENGINE = Component(
             identity=False,
             when=_ALONE,
         ),
-        "mesh.data": Setting(1, "devices that share the rows of one run's batch", within(1, DEVICES), identity=False),
+        "mesh.data": Setting(
+            0,
+            "devices that share the rows of one run's batch; 0: cores of a CPU that runs of text would leave idle,"
+            " where that is faster, or else 1",
+            within(0, DEVICES),
+            identity=False,
+        ),
         "mesh.expert": Setting(
             1,
             "devices that share the experts of one run; with mesh.data x mesh.expert > 1, runs come one after the"

@@ -9,6 +9,7 @@ from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
+from routed.layer.dispatch.parallel import devices_of_run
 from routed.layer.rule import selection_rule
 from routed.layer.selection import SELECTIONS
 from routed.models.dense import SAMPLE_MODELS
@@ -69,7 +70,7 @@ def check(config: ConfigDict) -> None:
         refuse_factored_experts(config)
     if part.routed:
         _check_routing(config)
-    if config.mesh.data * config.mesh.expert > 1:
+    if devices_of_run(config) > 1:
         raise UserError(
             f"config keys mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}: the runs of"
             f" data.name={data.name!r} are small and are shared out whole; use mesh.run"

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import Column, TextBatch
+from routed.layer.dispatch.parallel import devices_of_run
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import group_of
 from routed.models.model import ModelPart, Read
@@ -209,7 +210,7 @@ def in_blocks(config: ConfigDict, rows: TextBatch, split: str) -> TextBatch:
     """
     count = len(rows.inputs)
     size = group_of(config.batch_size, count)
-    if size % (devices := config.mesh.data * config.mesh.expert):
+    if size % (devices := devices_of_run(config)):
         fits = max(1, count // devices) * devices
         refuse(
             "data.eval_rows",

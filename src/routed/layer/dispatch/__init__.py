@@ -22,7 +22,8 @@ class Dispatch(NamedTuple):
     """A way to compute the layer; a `sparse` one needs a list of assignments, an `exchanged` one works over a mesh.
 
     `run(expert, params, x, routing, queues)` returns the outputs [T, O] of the experts that a routing names; `queues`
-    (`routed.contracts.Queues`) holds the places in their queues, None for a dispatch without queues.
+    (`routed.contracts.Queues`) holds the places in their queues, None for a dispatch without queues. An `exchanged` one
+    has a form for each device of a mesh in `parallel.EXCHANGED`.
     """
 
     run: Callable[[ExpertFunction, Any, Float[Array, "T ..."], Any, Any], Float[Array, "T O"]]
@@ -42,7 +43,7 @@ DISPATCHES: dict[str, Dispatch] = {
     "dense": Dispatch(dense, sparse=False),
     "gather": Dispatch(gather),
     "slots": Dispatch(slots, exchanged=True),
-    "ragged": Dispatch(ragged),
+    "ragged": Dispatch(ragged, exchanged=True),
 }
 
 
@@ -69,19 +70,21 @@ def choose(
     *,
     taken: float = 0.0,
     width: float = 1.0,
+    shared: bool = False,
 ) -> tuple[str, str]:
     """Returns the dispatch for `auto` and the reason (see `python -m routed.bench dispatch`).
 
     `taken` are the experts that a token has on average where they choose within samples, `width` the parameters of an
-    expert for each number of a token.
+    expert for each number of a token; `shared`: an expert's weights are on one of several devices.
     """
     chosen = SELECTIONS[selection]
     if not chosen.sparse:
         return "dense", "soft routing needs every expert on every token"
     assignments = tokens * (experts if chosen.open else k)
-    if assignments <= experts:
+    if assignments <= experts and not shared:
         return "gather", f"{assignments} assignments are no more than {experts} experts"
-    if chosen.within_samples and platform == "cpu" and experts * width <= taken * (width + COPY):
+    slow_copies = chosen.within_samples and platform == "cpu" and experts * width <= taken * (width + COPY)
+    if slow_copies and not shared:
         return "dense", f"copying tokens takes longer than {experts} experts of {width:.3g} products a number"
     if chosen.bounded or not (dropless or chosen.open):
         return "slots", "the capacity bounds its slots"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting
+from routed.kernels.comparisons import is_few, table
 
 
 def combine_weights(routing: Routing | SoftRouting) -> Float[Array, "T E"]:
@@ -17,7 +18,7 @@ def combine_weights(routing: Routing | SoftRouting) -> Float[Array, "T E"]:
     if isinstance(routing, SoftRouting):
         return routing.weight
     weight = jnp.where(routing.kept, routing.weight, 0.0)
-    return jnp.zeros_like(routing.scores).at[routing.token, routing.expert].add(weight)
+    return table(weight, routing.token, routing.expert, routing.scores)
 
 
 def dense(
@@ -49,8 +50,11 @@ def gather(
     """Runs each assignment with its own copy of its expert's weights: for few tokens, small experts and sparse routing.
 
     FLOPs are those of the chosen experts only; bytes grow with assignments times weights, so others are better beyond
-    about E assignments.
+    about E assignments. On a TPU, with so few tokens that an expert costs the reading of its weights, `dense` is faster
+    than copies, which are read, written and read.
     """
+    if is_few(len(x)) and routing.scores.shape[1] <= 3 * len(routing.token):
+        return dense(expert, params, x, routing)
     chosen = jax.tree.map(lambda leaf: leaf[routing.expert], params)
     outputs = jax.vmap(lambda p, token: expert(p, token[None])[0])(chosen, x[routing.token])
     return combine(routing, outputs, len(x))

@@ -1,20 +1,26 @@
-"""Expert parallelism: experts live on the devices of one mesh axis, and slots travel to them and back.
+"""Expert parallelism: experts live on the devices of one mesh axis, and slots or tokens travel to them and back.
 
 Tokens are sharded over all devices of the mesh (`data` x `expert`), whole groups each, so what is dropped depends on
 the groups of the config and never on the mesh. The exchange has fixed shapes (`all_to_all`), which CPU, GPU and TPU all
-have.
+have. Without queues every device of the axis `expert` gets all tokens of its replica (`gathered`).
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
+from ml_collections import ConfigDict
 
 from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting, UserError
-from routed.layer.dispatch.direct import combine_weights, combined
+from routed.kernels.ragged import ragged
+from routed.layer.dispatch.direct import combine_weights, combined, slots
 from routed.layer.rule import SelectionRule
 from routed.layer.selection import select
 
@@ -22,6 +28,13 @@ from routed.layer.selection import select
 DATA, EXPERT = "data", "expert"
 #: Shared out over both axes.
 BOTH = P((DATA, EXPERT))
+#: Assignments that a device has room for at once, over those of an even load.
+ROOM = 1.25
+
+
+def devices_of_run(config: ConfigDict) -> int:
+    """Returns how many devices share a run by its config; 1 where the program decides (`routed.engine.sharing`)."""
+    return max(1, config.mesh.data) * config.mesh.expert
 
 
 def parallel(
@@ -29,8 +42,7 @@ def parallel(
 ) -> Float[Array, "T O"]:
     """Applies the dispatch `run` to each device's tokens; device j of axis `expert` has experts j E/n to (j+1) E/n - 1.
 
-    Where that axis has several devices, `run` is given the `exchange` that brings tokens to their experts: an
-    `exchanged` dispatch takes it.
+    Where that axis has several devices, `run` is one of `EXCHANGED`, which brings tokens to their experts.
 
     Raises:
       UserError: the experts or the groups cannot be shared out evenly.
@@ -40,7 +52,7 @@ def parallel(
     def local(params, x, routing):
         device = jax.lax.axis_index((DATA, EXPERT))
         routing = routing._replace(token=routing.token - device * len(x))
-        return run(expert, params, x, routing, queues, *([exchange] if mesh.shape[EXPERT] > 1 else []))
+        return run(expert, params, x, routing, queues)
 
     # Unchecked: an expert's own derivative need not know the mesh, and the sum over replicas is made here.
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), BOTH, BOTH), out_specs=BOTH, check_vma=False)
@@ -104,6 +116,53 @@ def exchange(run, params, filled: Float[Array, "E S ..."]) -> Float[Array, "E S 
     """Sends slots to their experts' devices, runs them there, and sends the outputs back."""
     arrived = jax.lax.all_to_all(filled, EXPERT, split_axis=0, concat_axis=1, tiled=True)
     return jax.lax.all_to_all(run(params, arrived), EXPERT, split_axis=1, concat_axis=0, tiled=True)
+
+
+def gathered(
+    expert: ExpertFunction, params, x: Float[Array, "T ..."], routing: Routing, queues: Queues | None = None
+) -> Float[Array, "T O"]:
+    """Runs this device's experts on the tokens of all devices of its replica, by `ragged`; drops nothing at any load.
+
+    Tokens and assignments are gathered, and sums of outputs scattered. A device has room for `ROOM` times its even
+    share of assignments. Where it has more, all of them come in turns of that size, whose gradients compute them again.
+    """
+    devices, device, experts = jax.lax.axis_size(EXPERT), jax.lax.axis_index(EXPERT), len(jax.tree.leaves(params)[0])
+    owner = jnp.where(routing.kept, routing.expert, -1)
+    integers = jnp.stack([routing.token + device * len(x), owner], 1)
+    tokens, weight, integers = jax.lax.all_gather((x, routing.weight, integers), EXPERT, tiled=True)
+    token, local = integers[:, 0], integers[:, 1] - device * experts
+    is_local = (local >= 0) & (local < experts)
+    room = min(len(local), math.ceil(ROOM * len(local) / devices))
+    rank, count = jnp.cumsum(is_local) - 1, is_local.sum()
+
+    def turn(params, tokens, weight, number):
+        """Adds up what the experts make of assignments `number` x room, and so many after it."""
+        slot = jnp.where(is_local & (rank >= number * room), rank - number * room, room)
+        source = jnp.full(room, len(local)).at[slot].set(jnp.arange(len(local)), mode="drop")
+        fetch = lambda a: a.at[source].get(mode="fill", fill_value=0)  # noqa: E731
+        scores = jnp.zeros((len(tokens), experts))  # its axes count tokens and experts
+        numbers = (fetch(token), fetch(local), fetch(weight), source < len(local), jnp.zeros_like(source))
+        return ragged(expert, params, tokens, Routing(scores, *numbers))
+
+    def once(params, tokens, weight):
+        return turn(params, tokens, weight, 0)
+
+    @jax.checkpoint
+    def in_turns(params, tokens, weight):
+        def add(outputs, number):
+            more = lambda outputs: outputs + turn(params, tokens, weight, number)  # noqa: E731
+            return jax.lax.cond(number * room < count, more, lambda outputs: outputs, outputs), None
+
+        shape = jax.eval_shape(once, params, tokens, weight)
+        return jax.lax.scan(jax.checkpoint(add), jnp.zeros(shape.shape, shape.dtype), jnp.arange(turns))[0]
+
+    turns = -(-len(local) // room)
+    run = once if turns == 1 else partial(jax.lax.cond, count <= room, once, in_turns)
+    return jax.lax.psum_scatter(run(params, tokens, weight), EXPERT, tiled=True)
+
+
+#: Dispatch -> its form on each device of an axis `expert` of several, with the device's experts and its own tokens.
+EXCHANGED: dict[str, Callable[..., Array]] = {"slots": partial(slots, exchange=exchange), "ragged": gathered}
 
 
 def check(mesh: Mesh, experts: int, tokens: int, group_size: int) -> None:
