@@ -106,6 +106,9 @@ PROTOCOL = {
     "mesh.runs_per_batch": 2,  # on two cores: one each
 }  # fmt: skip
 
+#: Scale -> the fewest steps at which arms are known to beat the 5-gram, and the page that says so.
+COMPETENT = {"default": (12000, "competition_lm")}
+
 #: Of every figure but table 9, of whose steps it has an eighth: what two cores have time for.
 LIGHT = {"steps": 1500, "eval_every": 375, "checkpoint.every": 0, "data.eval_rows": 512, "seeds": 4}
 

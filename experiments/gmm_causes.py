@@ -121,7 +121,8 @@ def claim_spurious(config: ConfigDict) -> Iterator[Claim]:
         yield write.number(f"loss.{name}", f"{after}: test loss without decay", 0.01, metric="test/loss", at=at | none)
         for decay in DECAYS:
             yield write.number(f"share.{name}.{decay:g}", f"{after}, decay {decay:g}: {share}",
-                               0.9 if decay else 0.84, at=at | {"optimizer.weight_decay": decay})  # fmt: skip
+                               0.9 if decay else 0.84, at=at | {"optimizer.weight_decay": decay},
+                               rivals=(0.84 if decay else 0.9,))  # fmt: skip
         yield write.order(f"decay.{name}", f"{after}: decay {DECAYS[-1]:g} raises the share", ".84 to .9",
                           LEARNED | none, LEARNED | strong, at=at)  # fmt: skip
 

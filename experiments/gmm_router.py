@@ -356,8 +356,8 @@ def spurious_claims(config: ConfigDict) -> tuple[Claim, ...]:
     same = "weight decay does not change the loss by a factor 1.1"
     return (
         write.number("loss", "test loss without weight decay", 0.01, metric="test/loss"),
-        write.number("share", share, 0.84),
-        write.number("share-decay", "the same with weight decay", 0.9, at=on),
+        write.number("share", share, 0.84, rivals=(0.9,)),
+        write.number("share-decay", "the same with weight decay", 0.9, at=on, rivals=(0.84,)),
         write.order("decay-helps", "weight decay raises the share", ".84 to .9", LEARNED | off, LEARNED | on, at={}),
         write.null("no-loss", same, "no loss in performance", LEARNED | off, LEARNED | on, at={}, metric="test/loss"),
         ours.order("learned", "the share is larger than the frozen router's", "not asked", FROZEN, LEARNED),

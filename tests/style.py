@@ -25,10 +25,10 @@ LIMITS = {
     'code: tests `"key" in config`': 4,
     "documents: lines over 100 characters": 0,
     "documents: sentences over 28 words": 28,
-    "documents: words": 51_300,
+    "documents: words": 52_000,
     "experiments: docstrings over 40 lines": 0,
-    "lines: all of src": 41_300,
-    "lines: core": 24_900,
+    "lines: all of src": 41_900,
+    "lines: core": 25_400,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}
 QUESTIONS = ("What ", "Which ", "Whether ", "Where ", "Who ", "How ", "When ", "Of ", "That ", "As ", "Does ", "Is it ")

@@ -22,9 +22,11 @@ NOISE = (-0.05, -0.02, 0.0, 0.03, 0.04)
 
 
 def rows(curve=CURVE, noise=NOISE, halfway=1.0, **columns):
-    """The learned loss is 1, the frozen one its ratio; `halfway` as in tests.test_claims."""
+    """The learned loss is .1, the frozen one its ratio times that; `halfway` as in tests.test_claims."""
     parts = [
-        table({"learned": [1.0] * len(noise), "frozen": [float(np.exp(at + one)) for one in noise]}, halfway=halfway)
+        table(
+            {"learned": [0.1] * len(noise), "frozen": [0.1 * float(np.exp(at + one)) for one in noise]}, halfway=halfway
+        )
         .assign(**{"data.irrelevant_fraction": share} | columns)
         for share, at in zip(SHARES, curve, strict=True)
     ]  # fmt: skip

@@ -85,9 +85,9 @@ def test_scores_by_hand():
     assert found == {"r2": pytest.approx(-3 / 14), "signs": pytest.approx(2 / 3), "coverage": pytest.approx(1 / 3)}
 
 
-#: log(frozen_data / learned) = log 2, log 3 and log 1/2 of every seed at three points; the sharpened control is always
-#: worse.
-FACTORS = {8: 2.0, 16: 3.0, 32: 0.5}
+#: log(frozen_data / learned) = log of this of every seed at six points; the sharpened control is always worse.
+FACTORS = {8: 2.0, 16: 3.0, 32: 0.5, 64: 4.0, 128: 0.25, 256: 1.5}
+LOGS = np.log([*FACTORS.values()])
 
 
 def rows():
@@ -107,27 +107,50 @@ def verdict(expected, score, least, most, found, floor=0.0):
     return judge((claim,), found, base(), ["data.samples"])[0]
 
 
+RIGHT = [(gap, gap - 0.1, gap + 0.1) for gap in LOGS]
+
+
 def test_claims_about_what_was_foretold():
-    right = [(math.log(by), math.log(by) - 0.1, math.log(by) + 0.1) for by in FACTORS.values()]
-    good = verdict(right, "r2", 0.8, 1.0, rows())
-    assert good["verdict"] == "supported" and good["ours"] == pytest.approx(1) and good["n"] == 3 and good["p"] is None
-    assert verdict(right, "coverage", 0.88, 1.0, rows())["ours"] == 1
-    # All three are inside, which is more than was asked for, and so is every draw of points.
-    wide = verdict(right, "coverage", 0.88, 0.99, rows())
-    assert wide["verdict"] == "opposite" and wide["reason"] == "asked for: 0.88 to 0.99"
-    # One sign of three is wrong: 2/3 is out, but draws of points that leave it out have 1.
-    turned = verdict([right[0], right[1], (0.1, 0.0, 0.2)], "signs", 0.9, 1.0, rows())
-    assert turned["ours"] == pytest.approx(2 / 3) and turned["verdict"] == "inconclusive"
-    # Cut at .3 the learned losses .1 and .2 count as .3, and the control's .2, .4; .3, .6; .05, .1 as .3, .4; .3, .6;
-    # .3, .3.
-    low = verdict(right, "r2", 0.8, 1.0, rows(), floor=0.3)
-    halves = np.array([math.log(4 / 3) / 2, math.log(2) / 2, 0.0])
-    wrong = np.log([2.0, 3.0, 0.5]) - halves
-    assert low["ours"] == pytest.approx(1 - (wrong**2).sum() / ((halves - halves.mean()) ** 2).sum())
+    good = verdict(RIGHT, "r2", 0.8, 1.0, rows())
+    assert good["verdict"] == "supported" and good["ours"] == pytest.approx(1) and good["n"] == 6 and good["p"] is None
+    # Six of six points: Wilson's interval is [1 / (1 + 3.84 / 6), 1] = [.61, 1].
+    assert verdict(RIGHT, "coverage", 0.6, 1.0, rows())["verdict"] == "supported"
+    # Cut at .3 the losses of seed 0, .1 and .1 f, count as .3 and max(.3, .1 f), those of seed 1 as .3, max(.3, .2 f).
+    low = verdict(RIGHT, "r2", 0.8, 1.0, rows(), floor=0.3)
+    factors = np.array([*FACTORS.values()])
+    gaps = (np.log(np.maximum(0.3, 0.1 * factors) / 0.3) + np.log(np.maximum(0.3, 0.2 * factors) / 0.3)) / 2
+    assert low["ours"] == pytest.approx(1 - ((gaps - LOGS) ** 2).sum() / ((gaps - gaps.mean()) ** 2).sum())
     part = rows()
     part = part[part["data.samples"] != 32]
-    short = verdict(right, "r2", 0.8, 1.0, part)
-    assert short["verdict"] == "inconclusive" and short["reason"] == "2 of 3 points that were foretold have run"
+    short = verdict(RIGHT, "r2", 0.8, 1.0, part)
+    assert short["verdict"] == "inconclusive" and short["reason"] == "5 of 6 points that were foretold have run"
+
+
+def test_a_score_in_its_range_is_no_support_while_its_interval_is_not():
+    """Six signs of six are right, which .9 asked for; but so would they be of a law that knows 61 %."""
+    doubtful = verdict(RIGHT, "signs", 0.9, 1.0, rows())
+    assert doubtful["ours"] == 1 and doubtful["verdict"] == "inconclusive"
+    assert doubtful["interval"] == pytest.approx([0.61, 1.0], abs=1e-2)
+    assert doubtful["reason"] == "asked for an interval within 0.9 to 1"
+    # R^2 is .93 of the large gaps log 4 and log 1/4 alone: where a draw leaves them out it is below .8.
+    rough = [(gap if abs(gap) > 1 else gap + 0.25, 0.0, 0.0) for gap in LOGS]
+    found = verdict(rough, "r2", 0.8, 1.0, rows())
+    assert found["ours"] > 0.8 > found["interval"][0] and found["verdict"] == "inconclusive"
+    # All signs are wrong: Wilson's upper end is .39.
+    wrong = [(-gap, 0.0, 0.0) for gap in LOGS]
+    assert verdict(wrong, "signs", 0.9, 1.0, rows())["verdict"] == "opposite"
+
+
+def test_a_prediction_tells_the_score_without_its_best_points():
+    """Gaps log 4, -log 4 are the largest; two of six points have seeds that disagree by a factor 9."""
+    assert "; without the 1, 2, 4 largest gaps 1, 1, 1" in verdict(RIGHT, "r2", 0.8, 1.0, rows())["text"]
+    noisy = rows()
+    unsure = noisy["data.samples"].isin([8, 256]) & (noisy.seed == 1) & (noisy.arm == "learned")
+    noisy.loc[unsure, "test/loss"] *= 9
+    expected = [RIGHT[0], (-1.0, 0.0, 0.0), *RIGHT[2:]]  # the second sign is wrong; the first and last gap are below 0
+    text = verdict(expected, "signs", 0.9, 1.0, noisy)["text"]
+    # log 2 - log 9 / 2 = -.41 and log 1.5 - log 9 / 2 = -.69: four gaps are negative, two are not.
+    assert text.endswith("3 of 4 whose sign is told from 0, 0 of 2 of the rest (always the commoner sign: 4 of 6)")
 
 
 def command(*arguments):

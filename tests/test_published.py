@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import committed, page, published, verdicts, versions, workdirs
+from routed.analysis import committed, coverage, page, published, verdicts, versions, workdirs
 from routed.contracts import UserError
 from routed.engine import results
 from routed.plan import experiment
@@ -28,6 +28,38 @@ def test_the_committed_pages_are_those_of_the_committed_tables(tmp_path):
     assert made and {path.name for path in made} == {path.name for path in ROOT.glob("*.md")} - {"without_page.md"}
     for path in made:
         assert path.read_text() == (ROOT / path.name).read_text(), path.name
+
+
+def test_the_table_of_the_papers_is_made_from_the_committed_claims(tmp_path):
+    """The committed README holds it; each of the 61 figures and tables of the papers has a page or a reason."""
+    for name in ("README.md", "coverage.json"):
+        shutil.copy(ROOT / name, tmp_path)
+    readme = (ROOT / "README.md").read_text()
+    begin, end = readme.index(coverage.BEGIN) + len(coverage.BEGIN), readme.index(coverage.END)
+    (tmp_path / "README.md").write_text(readme[:begin] + readme[end:])
+    shutil.copytree(ROOT / "data", tmp_path / "data")
+    published.write_pages(tmp_path)
+    assert (tmp_path / "README.md").read_text() == readme
+    ids = json.loads((ROOT / "coverage.json").read_text())["ids"]
+    assert len(ids) == 61
+    for id, state in ids.items():
+        assert state and (isinstance(state, str) or all((ROOT / "data" / name).is_dir() for name in state)), id
+
+
+def test_a_tally_keeps_apart_what_is_no_evidence_about_a_figure():
+    """Figures: one held, one failed, one open. The second "a" is of a run that stands on two pages."""
+    verdicts = [
+        ("x.a", "supported", "same"), ("x.a", "opposite", "same"), ("x.b", "not reproduced", "same"),
+        ("x.c", "inconclusive", "same"), ("x.d", "supported", "stand_in"), ("x.theorem.e", "supported", "same"),
+        ("x.f", "exact", "same"), ("x.g", "not run", "same"), ("x.ours.h", "supported", "same"),
+        ("y.a", "supported", "same"),
+    ]  # fmt: skip
+    claims = [{"id": id, "verdict": verdict, "comparability": where} for id, verdict, where in verdicts]
+    listed = {"theorems": ["x.theorem"], "ours": ["x.ours"], "ids": {"x.a": ["page"], "x.z": "no files"}}
+    figures, stand_ins, theorems = coverage.tally(claims, "x", listed)
+    assert figures == {"hold": 1, "fail": 1, "open": 1} and stand_ins == {"hold": 1} and theorems == {"hold": 2}
+    made = coverage.table(claims, {"x": "X"}, listed).splitlines()
+    assert made[2] == "| X | 3 | 1 | 1 | 1 | 1, 0, 0 | 2, 0, 0 | 1 of 2 |" and made[-1] == "- 1: no files"
 
 
 def test_kept_results_have_the_claims_that_their_commands_make():
@@ -47,7 +79,7 @@ def test_kept_results_have_the_claims_that_their_commands_make():
 def kept_result(root, name, claims, **changes):
     """Writes a made-up result as `keep` does."""
     about = {"question": "why?", "command": "routed run --config=x", "seconds": 1, "machine": "m", "devices": 1,
-             "commit": "c", "rules": 3,
+             "commit": "c", "rules": versions.RULES,
              "gap": [], "gap_at": "", "figures": []} | changes  # fmt: skip
     (root / "data" / name).mkdir(parents=True)
     (root / "data" / name / "claims.json").write_text(json.dumps(claims))

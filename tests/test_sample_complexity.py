@@ -19,12 +19,15 @@ SIZES = (100, 200, 400)
 #: Accuracy of both arms by size. learned: .9 at 100 x 2^.5 (half way in log N from .8 to 1); frozen: .9 at 400.
 CURVES = {"learned": (0.8, 1.0, 1.0), "frozen": (0.5, 0.7, 0.9)}
 NOISE = (-0.02, -0.01, 0.0, 0.01, 0.02)
+SMALL = (0.0, 0.001, 0.002, 0.003, 0.004)
 
 
 def rows(curves=CURVES, noise=NOISE, **columns):
     parts = []
     for place, size in enumerate(SIZES):
-        part = table({arm: [0.1] * len(noise) for arm in curves}).assign(**{"data.samples": size} | columns)
+        part = table({arm: [0.1 + index] * len(noise) for index, arm in enumerate(curves)}).assign(
+            **{"data.samples": size} | columns
+        )
         part["test/accuracy"] = [
             curves[arm][place] + noise[seed] for arm, seed in zip(part.arm, part.seed, strict=True)
         ]
@@ -54,7 +57,10 @@ def test_a_ratio_of_needs_and_its_bounds():
     # 141 / 400 = .354. The noise of a seed is common to both arms: -.02 makes 152 and never reached, a ratio of 0.
     assert found["verdict"] == "supported" and found["ours"] == pytest.approx(2**0.5 / 4)
     assert found["interval"][0] == 0 and 0.35 < found["interval"][1] < 0.5
-    assert found["reason"] == "the paper's 0.6 is outside of the interval" and found["p"] is None
+    assert found["reason"] == "the paper's 0.6 is outside of the interval"
+    # No draw is at 1 or above: twice the share is 0, and the floor is a draw of 2,000. Frozen is cut at 400, so learned
+    # alone moves, by .05 in logs between draws: t is large.
+    assert found["p"] == 1 / 2000
     turned = verdict(write(lower={"arm": "frozen"}, higher={"arm": "learned"}), rows())
     assert turned["verdict"] == "opposite" and turned["ours"] == pytest.approx(4 / 2**0.5)
     same = verdict(write(higher={"arm": "learned"}), rows())
@@ -73,9 +79,10 @@ def test_an_exponent_by_hand():
 
     At n/l = 16 the need is at most 100, the smallest size: its ratio is a bound, and it is left out.
     """
-    curves = [CURVES, CURVES | {"learned": (0.85, 1.05, 1.05)}, CURVES | {"learned": (0.95, 1.0, 1.0)}]
+    # Noise of .002 on average moves them by 2 %.
+    curves = [CURVES, CURVES | {"learned": (0.87, 0.99, 1.0)}, CURVES | {"learned": (0.95, 1.0, 1.0)}]
     found = pd.concat(
-        [rows(one, (0.0,) * 5, **{"selection.patches": taken}) for one, taken in zip(curves, (8, 2, 1), strict=True)]
+        [rows(one, SMALL, **{"selection.patches": taken}) for one, taken in zip(curves, (8, 2, 1), strict=True)]
     )
     found = found.assign(run=found.run + found["selection.patches"].astype(str))
     slope = tuple((16 / taken, {"selection.patches": taken}, {"selection.patches": 8}) for taken in (8, 2, 1))
@@ -84,8 +91,11 @@ def test_an_exponent_by_hand():
         "x", "s", 8.0, {"arm": "learned"}, {"arm": "frozen"}, Along("data.samples", SIZES), 0.9, slope
     )
     seen = verdict(claim, found, ("data.samples", "selection.patches"))
-    assert seen["ours"] == pytest.approx(0.125) and seen["verdict"] == "supported"
-    assert "2.83 at 2, 3.36 at 8, a bound only at 16" in seen["text"] and "the bound's exponent is 8" in seen["reason"]
+    assert seen["ours"] == pytest.approx(0.125, rel=0.1) and seen["verdict"] == "supported"
+    assert (
+        "; ratios 2.83 at 2, 3.38 at 8, a bound only at 16" in seen["text"]
+        and "the bound's exponent is 8" in seen["reason"]
+    )
     lone = found[found.seed < 4]
     assert "fewer than 5 seeds" in verdict(claim, lone, ("data.samples", "selection.patches"))["reason"]
     few = verdict(claim.replace(points=slope[:1]), found, ("data.samples", "selection.patches"))

@@ -120,10 +120,21 @@ def test_beyond_a_margin():
 
 
 def test_a_share_is_paired_by_seed():
-    whole = np.array([1.0, 2.0, 4.0, 8.0])
+    whole = np.array([4.0, 5.0, 6.0, 5.0])
     found = statistics.bootstrap_ratio(whole / 2, whole)  # half of every seed, whatever is drawn
     assert found[:3] == pytest.approx((0.5, 0.5, 0.5))
     assert np.isnan(statistics.bootstrap_ratio(whole[:2], whole[:2]).low)
+
+
+def test_few_seeds_have_the_interval_of_fieller():
+    """A t test of part - r whole has p = .05 at both ends; where the whole may be 0, any share may be."""
+    part, whole = np.array([1.0, 2.2, 3.1, 2.0]), np.array([4.0, 5.0, 6.0, 5.0])
+    _, low, high, _ = statistics.bootstrap_ratio(part, whole)
+    for end in (low, high):
+        assert stats.ttest_1samp(part - end * whole, 0).pvalue == pytest.approx(0.05)
+    assert low < (part / whole).min() and (part / whole).max() < high  # a bootstrap of four seeds ends at single ones
+    unsure = np.array([1.0, 2.0, 4.0, 8.0])  # t = 3.75 / (3.10 / 2) = 2.42, asked for 3.18
+    assert statistics.bootstrap_ratio(unsure / 2, unsure)[1:3] == (-np.inf, np.inf)
 
 
 def test_summary_counts_the_diverged_and_averages_the_rest():

@@ -60,8 +60,7 @@ LIST = flags.DEFINE_enum(
     None,
     ("figures", "settings"),
     "Print the experiments, or with --config the figures of one with their scales, arms and points; with =settings"
-    " every"
-    " setting that they read. Stop then.",
+    " every setting that they read. Stop then.",
 )
 SHARD = flags.DEFINE_string(
     "shard",
@@ -155,7 +154,7 @@ def _plan(spec: str) -> Command:
     Raises:
       UserError: an impossible config, figure or sweep.
     """
-    from routed.analysis import page
+    from routed.analysis import changed, page
     from routed.plan import checks, experiment, points
     from routed.plan.runs import plan_runs
     from routed.settings.tree import override
@@ -170,6 +169,7 @@ def _plan(spec: str) -> Command:
     sweep = points.points_of_command(config, figure.sweep, given, SWEEP.value, figure.computed)
     checks.validate_sweep(sweep)
     page.warn_of_claims(figure, config, sweep)
+    changed.warn_of_competence(module, config)
     runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
     return Command(spec, module, config, sweep, runs)
 

@@ -22,6 +22,8 @@ VERDICTS: dict[str, str] = {
     "not reproduced": "Not reproduced:",
     "supported": "Supported:",
     "reproduced": "Reproduced:",
+    "exact opposite": "The opposite holds, equally in every seed, of",
+    "exact": "Holds equally in every seed (an identity, or runs that no seed changes):",
     "inconclusive": "Open:",
     "underpowered": "Underpowered:",
     "not comparable": "Beside the paper, not judged:",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy import special
 
 from routed.analysis import statistics
 
@@ -36,6 +37,23 @@ def estimate_of_draws(draws: Float[np.ndarray, " D"], n: int) -> statistics.Esti
     least, most = statistics.percentiles(n)
     low, high = np.quantile(defined, least, method="lower"), np.quantile(defined, most, method="higher")
     return statistics.Estimate(float(draws[0]), float(low), float(high), n)
+
+
+def p_beyond(draws: Float[np.ndarray, " D"], limit: float, n: int) -> float:
+    """Returns the two-sided p value that the true value of n seeds lies beyond a limit, seen from the first draw.
+
+    It is the larger of two: twice the share of draws at or beyond the limit, at least one draw's, and that of a t test
+    with the draws' standard deviation, since few seeds tell shares in the tail no better than normal draws would.
+    Undefined draws are left out; 1 without two that are defined.
+    """
+    value, defined = draws[0], draws[1:][np.isfinite(draws[1:])]
+    if not np.isfinite(value) or len(defined) < 2:
+        return 1.0
+    beyond = defined <= limit if value > limit else defined >= limit
+    share = min(1.0, max(2 * float(beyond.mean()), 1 / len(defined)))
+    error = float(defined.std()) * np.sqrt(n / (n - 1))
+    t = abs(value - limit) / error if error else np.inf * abs(np.sign(value - limit) or np.nan)
+    return share if np.isnan(t) else max(share, float(2 * special.stdtr(n - 1, -t)))
 
 
 def fitted_slope(x: np.ndarray, y: np.ndarray) -> float:

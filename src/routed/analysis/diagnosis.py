@@ -94,7 +94,7 @@ def _path(arms: set[str]) -> list[tuple[str, str, str]]:
 
 def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[tuple[str, str]]:
     """Returns questions of a hostile reviewer with answers from all rows, or from those at the decomposed gap."""
-    rows = Rows(table, config, swept, problem_of(config).loss)
+    rows = Rows(table, config, swept, problem_of(config))
     good, point, problem = rows.last[rows.last.status == "ok"], rows.at({}), problem_of(config)
     changes = _changes(rows, point) if config.gate.horizon != 1 else {}
     steered = [column for column in good if column.startswith(STEERED) and good[column].notna().any()]

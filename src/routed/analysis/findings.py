@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from routed.analysis import diagnosis, points, shapley, statistics, verdicts
+from routed.analysis import changed, diagnosis, points, shapley, statistics, verdicts
 from routed.analysis.plots.frame import Data
 from routed.plan import experiment
 from routed.plan.config import problem_of
@@ -27,15 +27,19 @@ def frame(
     return Data(table, swept, flatten(config), heatmaps, problem.columns(config), loss, own_keys)
 
 
-def of_rows(asked: Figure, config: ConfigDict, table: pd.DataFrame, data: Data) -> dict[str, Any]:
+def of_rows(module: types.ModuleType, config: ConfigDict, table: pd.DataFrame, data: Data) -> dict[str, Any]:
     """Returns the verdicts on the claims of a figure, the summary of its rows, the gap decomposed, and losses by arm.
 
-    `table` has the summary, `by_arm` the losses. The gap and its `shares` are of the point `gap_at`.
+    Claims of papers under changed settings are the user's (`changed.filed`). `table` has the summary, `by_arm` the
+    losses. The gap and its `shares` are of the point `gap_at`.
     """
+    asked = experiment.figure_of(module, config)
+    changes = changed.changes_of(module, config, asked.sweep(config), table)
+    records = verdicts.judge(asked.claims(config), table, config, data.swept)
     summary, point = statistics.summarise(data.last, data.swept, data.axes), data.at_point(data.last, {})
     methods = {name: at for spec in asked.plots(config) for name, at in spec.get("methods", {}).items()}
     return {
-        "claims": verdicts.judge(asked.claims(config), table, config, data.swept),
+        "claims": [changed.filed(record, changes) for record in records],
         "table": summary,
         "gap": diagnosis.gap(point).to_dict("records"),
         "shares": shapley.shares(point).to_dict("records"),
@@ -47,4 +51,4 @@ def of_rows(asked: Figure, config: ConfigDict, table: pd.DataFrame, data: Data) 
 def of_table(module: types.ModuleType, config: ConfigDict, table: pd.DataFrame, swept: list[str]) -> dict[str, Any]:
     """Returns `of_rows` of an experiment's rows."""
     asked = experiment.figure_of(module, config)
-    return of_rows(asked, config, table, frame(asked, config, table, swept))
+    return of_rows(module, config, table, frame(asked, config, table, swept))

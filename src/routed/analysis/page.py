@@ -140,7 +140,7 @@ def make_part(
     asked = experiment.figure_of(module, config)
     data = findings.frame(asked, config, table, swept, heatmaps)
     columns, loss, last = data.axes, data.loss, data.last
-    result = findings.of_rows(asked, config, table, data)
+    result = findings.of_rows(module, config, table, data)
     judged, summary = result["claims"], result["table"]
     drawn, undrawn = draw_all(asked.plots(config), data)
     figures = [_figure(figure, columns, workdir.name) for figure in drawn]

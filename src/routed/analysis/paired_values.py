@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import controls, statistics
+from routed.contracts import Column, UserError
 from routed.engine.rows import at_base, format_value, last_evaluations, plain_value
 from routed.plan.arms import REFERENCE, fair_arms
-from routed.settings.tree import flatten
+from routed.settings.tree import flatten, override
+
+if TYPE_CHECKING:
+    from routed.training.problem import ProblemPart
 
 #: An arm ("fairest": each fair control in turn) with swept keys, and a `metric` in place of the claim's; or a constant
 #: `value`.
@@ -27,8 +32,10 @@ ANY_FAIR = "fairest"
 class Rows:
     """The rows of a workdir: `last` holds the last row of each run; `loss` is the column of its problem's loss."""
 
-    def __init__(self, table: pd.DataFrame, config: ConfigDict, swept: list[str], loss: str):
-        self.last, self.config, self.swept, self.loss = last_evaluations(table), config, swept, loss
+    def __init__(self, table: pd.DataFrame, config: ConfigDict, swept: list[str], problem: ProblemPart):
+        self.last, self.config, self.swept, self.loss = last_evaluations(table), config, swept, problem.loss
+        self._columns_of = problem.columns
+        self._columns: dict[tuple, Mapping[str, Column]] = {}
         self._table, self._base = table, flatten(config)
         self._points: dict[tuple, pd.DataFrame] = {}
         self._indices_of_run: Mapping[str, np.ndarray] = table.groupby("run").indices if len(table) else {}
@@ -42,6 +49,18 @@ class Rows:
         if point not in self._points:  # the claims of a figure ask for few points, and many times for each
             self._points[point] = self._select(filters)
         return self._points[point]
+
+    def column(self, metric: str, at: Point) -> Column | None:
+        """Returns the column of a metric at a point, where a swept loss or task may have other constants; or None."""
+        moved = {key: value for key, value in at.items() if key == "loss" or key.startswith("data.")}
+        point = tuple(sorted(moved.items()))
+        if point not in self._columns:
+            config = self.config
+            if any(self._base.get(key) != value for key, value in point):
+                with contextlib.suppress(UserError, LookupError):  # a point of a table without such a task
+                    config = override(config, moved)
+            self._columns[point] = self._columns_of(config)
+        return self._columns[point].get(metric)
 
     def _select(self, filters: Point) -> pd.DataFrame:
         rows = self.last
@@ -72,6 +91,17 @@ class Rows:
             return None
         reason = controls.failed(rows, self.loss).get(side["arm"])
         return f"{side['arm']} is no control: {reason}" if reason else None
+
+    def missing_controls(self, side: Side, at: Point) -> list[str]:
+        """Returns the fair controls of the config that did not run at a point, or are no controls there.
+
+        Nothing for a side that is one arm: a claim against the fairest control is about all that its figure asks for.
+        """
+        if side.get("arm") != ANY_FAIR:
+            return []
+        rows = self.at(_point_of(side, at))
+        present = set(rows.arm) - set(controls.failed(rows, self.loss))
+        return [arm for arm in fair_arms() if arm in self.config.arms and arm not in present]
 
     def runs(self, side: Side, at: Point, arm: str) -> pd.DataFrame:
         """Returns the last rows of an arm's finite runs at the point of a side."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import logging as log
 
-from routed.analysis import per_seed, versions
+from routed.analysis import coverage, per_seed, versions
 from routed.analysis.answer import counted
 from routed.analysis.wording import render
 from routed.contracts import UserError
@@ -52,7 +52,7 @@ def write_pages(root: pathlib.Path) -> list[pathlib.Path]:
 
 
 def pages(root: pathlib.Path) -> dict[pathlib.Path, str]:
-    """Returns the page of every source with a kept claim, and the README with its marks.
+    """Returns the page of every source with a kept claim, and the README with its marks and the table of papers.
 
     Results without a claim go to the page of their experiment.
 
@@ -97,7 +97,10 @@ def pages(root: pathlib.Path) -> dict[pathlib.Path, str]:
             )
             texts[root / f"{page}.md"] = text.removesuffix("\n")
     if (readme := root / "README.md").exists():
-        texts[readme] = marked(readme.read_text("utf-8"), {result["name"] for result in records if result["stale"]})
+        papers = {prefix: f"[{heading.partition(')')[0]})]({page}.md)" for prefix, (page, heading) in SOURCES.items()}
+        del papers[OUR_QUESTIONS]
+        text = coverage.filled(root, [claim for result in records for claim in result["claims"]], papers)
+        texts[readme] = marked(text, {result["name"] for result in records if result["stale"]})
     return texts
 
 

@@ -222,10 +222,15 @@ def percentiles(n: int) -> tuple[float, float]:
 
 
 def bootstrap_ratio(part: np.ndarray, whole: np.ndarray) -> Estimate:
-    """Returns mean(part) / mean(whole) over seeds, with a 95 % bootstrap interval that draws seeds (`percentiles`)."""
+    """Returns mean(part) / mean(whole) over seeds, with a 95 % bootstrap interval that draws seeds (`percentiles`).
+
+    Fewer than five seeds have Fieller's interval, since the ends of their draws are single seeds.
+    """
     ratio = float(part.mean() / whole.mean())
     if len(part) < 3:
         return Estimate(ratio, np.nan, np.nan, len(part))
+    if len(part) < 5:
+        return Estimate(ratio, *fieller(part, whole), len(part))
     interval = stats.bootstrap(
         (part, whole),
         lambda a, b, axis: a.mean(axis) / b.mean(axis),
@@ -237,6 +242,19 @@ def bootstrap_ratio(part: np.ndarray, whole: np.ndarray) -> Estimate:
         rng=np.random.default_rng(0),
     ).confidence_interval
     return Estimate(ratio, float(interval.low), float(interval.high), len(part))
+
+
+def fieller(part: np.ndarray, whole: np.ndarray) -> tuple[float, float]:
+    """Returns the 95 % interval of a ratio of two paired means (Fieller 1954), unbounded where the whole may be 0.
+
+    It holds each r for which a t test does not tell mean(part - r whole) from 0.
+    """
+    n, (a, b) = len(part), (part.mean(), whole.mean())
+    (v11, v12), (_, v22) = np.cov(part, whole) * special.stdtrit(n - 1, (1 + LEVEL) / 2) ** 2 / n
+    if b**2 <= v22:
+        return -np.inf, np.inf
+    root = math.sqrt(max((a * b - v12) ** 2 - (b**2 - v22) * (a**2 - v11), 0.0))
+    return float((a * b - v12 - root) / (b**2 - v22)), float((a * b - v12 + root) / (b**2 - v22))
 
 
 def outside_margin_p(differences: ArrayLike, margin: float) -> float:

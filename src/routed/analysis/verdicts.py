@@ -14,13 +14,11 @@ from ml_collections import ConfigDict
 from routed.analysis import statistics
 from routed.analysis.claims import KINDS, Claim, Point
 from routed.analysis.claims.rules import absent_metric, inconclusive
+from routed.analysis.claims.weaknesses import weakened
 from routed.analysis.paired_values import ANY_FAIR, Rows
 from routed.contracts import UserError
 from routed.plan.config import problem_of
 from routed.settings.tree import flatten
-
-#: Verdicts that an unmet precondition takes back, for every kind of claim.
-DECIDED = ("supported", "opposite", "reproduced", "not reproduced")
 
 
 def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[dict[str, Any]]:
@@ -29,7 +27,7 @@ def judge(claims: tuple[Claim, ...], table: pd.DataFrame, config: ConfigDict, sw
     P values are adjusted over the family: all claims of one figure that have one. Numbers have none, since an adjusted
     test would find a paper's value reproduced more easily.
     """
-    rows = Rows(table, config, swept, problem_of(config).loss)
+    rows = Rows(table, config, swept, problem_of(config))
     records = [judge_one(claim, rows) for claim in claims]
     family = [(claim, record) for claim, record in zip(claims, records, strict=True) if record["p"] is not None]
     p_values = statistics.adjusted([record["p"] for _, record in family])
@@ -69,8 +67,7 @@ def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
         "robustness": None,
         "text": "",
     } | claim.judge(rows)
-    if record["verdict"] in DECIDED and (reason := claim.obstacle(rows)):
-        record = inconclusive(record, reason)
+    record = weakened(claim, rows, record)
     if record["n"] and rows.config.scale == "smoke":
         reason = "a smoke run shows that the figure runs, not what it finds"
         record |= {"verdict": "not judged", "reason": reason, "p": None, "robustness": None}

@@ -7,5 +7,8 @@ CHANGES = {
     2: "intervals of bootstraps are as wide as t intervals, exponents leave bounds out, counts of successful runs have"
     " exact tests (24 November 2026)",
     3: "no verdict where the side that did better lost runs (25 November 2026)",
+    4: "every kind of claim knows diverged runs, missed and missing controls, ends of grids, winners behind a constant"
+    " and values equal in every seed; predictions are judged by their interval, numbers need power, bootstraps have"
+    " p values in the family (27 November 2026)",
 }
 RULES = max(CHANGES)

@@ -99,6 +99,7 @@ AT_MOST_1: Bounds = (None, 1.0)
 class Column(NamedTuple):
     """A metric column in figures: its axis label, whether the axis is logarithmic, its bounds, and which end is better.
 
+    `constant` is the value of the best predictor that ignores its input; None where no such predictor is known.
     `references` are values to compare with, by their words: a number, or the key of the setting that is the number.
     `definition` says what it measures, and what its ends mean, to a reader who has not met it.
     """
@@ -109,6 +110,7 @@ class Column(NamedTuple):
     log: bool = False
     higher_is_better: bool = False
     references: Mapping[str, float | str] = {}
+    constant: float | None = None
 
 
 #: Groups of parameters, each with a learning rate of its own: a model's `params` has those it needs. `head` is what a

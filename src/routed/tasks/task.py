@@ -66,6 +66,9 @@ class Task(NamedTuple):
     bayes: Callable[[World, Batch, Any], Float[Array, "B O"]] | None = None
     #: E|y - E y|^2 in closed form (None: estimated on the test samples).
     variance: Callable[[World, Any], Scalar] | None = None
+    #: The best predictor that ignores its input is known: the mean of a target with that variance, or one of equally
+    #: likely classes. False: no claim asks whether its winner beats that.
+    has_constant: bool = True
     #: Coarser clusters: name -> [labels, groups] membership.
     groupings: Callable[[World, Any], dict[str, Float[Array, "labels groups"]]] = lambda world, data: {}
     #: The world at (world, step, data), for data that change in training. Evaluations use the world of their step.

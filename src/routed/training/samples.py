@@ -44,9 +44,23 @@ IN_NATS = {
 
 
 def columns_of(config: ConfigDict) -> dict[str, Column]:
-    """Returns the columns of a config: those of all probes, of its task and of its model."""
+    """Returns the columns of a config: those of all probes, of its task and of its model, with their best constants."""
     columns = probes.columns_of(SampleProblem) | (IN_NATS if TASK_LOSSES[config.loss].labelled else {})
-    return columns | dict(TASKS[config.data.name].columns) | dict(SAMPLE_MODELS[config.model].columns)
+    columns |= dict(TASKS[config.data.name].columns) | dict(SAMPLE_MODELS[config.model].columns)
+    return columns | {
+        name: columns[name]._replace(constant=value) for name, value in _constants(config).items() if name in columns
+    }
+
+
+def _constants(config: ConfigDict) -> dict[str, float]:
+    """Returns the values of metrics for the best predictor that ignores its input; none where it is unknown."""
+    task, loss = TASKS[config.data.name], TASK_LOSSES[config.loss]
+    if not task.has_constant or loss.constant is None:
+        return {}
+    classes = max(task.outputs(config.data), 2)
+    value = loss.constant(classes)
+    beside = {"test/accuracy": 1 / classes} if loss.labelled else {"test/loss_soft": value}
+    return {"test/loss": value, **beside}
 
 
 def offline(config: ConfigDict, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -18,13 +18,16 @@ class TaskLoss(NamedTuple):
 
     `fits` are the kinds of targets that it fits: vector, input, sign, class, density. A `labelled` loss is in nats, and
     its samples are right or wrong; other losses are reported over the variance of the target. A loss `of_scores` trains
-    a router: that function makes predictions [B, 1] of all scores [T, E] and the number of samples.
+    a router: that function makes predictions [B, 1] of all scores [T, E] and the number of samples. `constant` computes
+    the loss of the best predictor that ignores its input, from the number of equally likely classes; None: there is no
+    best.
     """
 
     value: Callable[[Array, Array], Array]
     fits: tuple[str, ...]
     labelled: bool = True
     of_scores: Callable[[Float[Array, "T E"], int], Float[Array, "B 1"]] | None = None
+    constant: Callable[[int], float] | None = None
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
@@ -57,9 +60,9 @@ THRESHOLD = {
 
 #: name -> loss.
 TASK_LOSSES: dict[str, TaskLoss] = {
-    "squared": TaskLoss(squared, fits=("vector", "input"), labelled=False),
-    "logistic": TaskLoss(logistic, fits=("sign",), settings=THRESHOLD),
-    "cross_entropy": TaskLoss(cross_entropy, fits=("class",)),
+    "squared": TaskLoss(squared, fits=("vector", "input"), labelled=False, constant=lambda classes: 1.0),
+    "logistic": TaskLoss(logistic, fits=("sign",), constant=math.log, settings=THRESHOLD),
+    "cross_entropy": TaskLoss(cross_entropy, fits=("class",), constant=math.log),
 }
 
 

@@ -14,8 +14,10 @@ from routed.analysis.claims.claim import (
     Claim,
     OneSide,
     Point,
+    Reading,
     Setup,
     Side,
+    Stakes,
     TwoSides,
 )
 from routed.analysis.claims.comparison import Comparison, Equivalence, Order
@@ -41,8 +43,10 @@ __all__ = [
     "Order",
     "Point",
     "Precondition",
+    "Reading",
     "Setup",
     "Side",
+    "Stakes",
     "TwoSides",
     "Writer",
     "comparability",

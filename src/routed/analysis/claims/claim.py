@@ -14,6 +14,23 @@ ClaimT = TypeVar("ClaimT", bound="Claim")
 LEARNED, FROZEN, FAIREST = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "fairest"}
 
 
+#: A side with a point at which its rows are read.
+Reading = tuple[Side, Point]
+
+
+class Stakes(NamedTuple):
+    """Readings of a claim by what they could do to a verdict.
+
+    winners: those whose diverged runs could refute it, since the remaining runs may be the better ones.
+    losers: those for which a better learning rate could refute it.
+    contenders: groups of readings, in each of which an arm has to beat the best constant predictor.
+    """
+
+    winners: tuple[Reading, ...]
+    losers: tuple[Reading, ...]
+    contenders: tuple[tuple[Reading, ...], ...]
+
+
 class Along(NamedTuple):
     """A swept key and its values, in order, along which a claim compares its sides."""
 
@@ -67,9 +84,14 @@ class Claim:
         """Returns the sides of the claim."""
         raise NotImplementedError
 
-    def reads(self) -> list[tuple[Side, Point]]:
+    def reads(self) -> list[Reading]:
         """Returns every side with every point at which the claim reads its rows."""
         return [(side, self.setup.at) for side in self.sides()]
+
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns the readings that could refute a verdict: all where no side does better; one must be competent."""
+        reads = tuple(self.reads())
+        return Stakes(reads, reads, (reads,))
 
     def metrics(self) -> set[str]:
         """Returns the columns that the claim compares; they are published with its verdict."""
@@ -82,7 +104,7 @@ class Claim:
 
     def obstacle(self, rows: Rows) -> str | None:
         """Returns the reason why these runs cannot decide the claim, or None."""
-        return obstacle(self.sides(), self.setup.at, self.setup.needs, rows)
+        return obstacle(self.reads(), self.setup.at, self.setup.needs, rows)
 
     def replace(self: ClaimT, **changes: Any) -> ClaimT:
         """Returns a copy with other values of some fields, of the claim or of its setup."""
@@ -100,6 +122,11 @@ class OneSide(Claim):
         """Returns the side."""
         return (self.side,)
 
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns the side, which has to be competent unless the claim fails of it."""
+        reads = tuple(self.reads())
+        return Stakes(reads, reads, () if verdict == "opposite" else (reads,))
+
 
 @dataclasses.dataclass(frozen=True)
 class TwoSides(Claim):
@@ -111,6 +138,13 @@ class TwoSides(Claim):
     def sides(self) -> tuple[Side, ...]:
         """Returns the lower and the higher side."""
         return self.lower, self.higher
+
+    def better(self, verdict: str, rows: Rows) -> tuple[Side, Side]:
+        """Returns the side that did better by the metric and the other one, under "supported" or another verdict."""
+        column = rows.column(self.lower.get("metric", self.setup.metric), self.setup.at)
+        upwards = column is not None and column.higher_is_better
+        lower_won = (verdict == "supported") != upwards
+        return (self.lower, self.higher) if lower_won else (self.higher, self.lower)
 
 
 #: Name -> kind of claim. `Writer` has a method of each name; a user's file adds its own kinds.

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from routed.analysis import statistics
-from routed.analysis.claims.claim import Point, Side, TwoSides
+from routed.analysis.claims.claim import Point, Side, Stakes, TwoSides
 from routed.analysis.claims.outcomes import outcomes_of
 from routed.analysis.claims.rules import (
     EFFECTS,
@@ -22,6 +22,7 @@ from routed.analysis.claims.rules import (
     inconclusive,
     verdict_of,
 )
+from routed.analysis.claims.weaknesses import weakened
 from routed.analysis.paired_values import ANY_FAIR, Rows, ends
 
 
@@ -53,20 +54,8 @@ class Comparison(TwoSides):
         """Returns the answer to the claim from differences of its sides, by control."""
         raise NotImplementedError
 
-    def winners(self, verdict: str) -> tuple[Side, ...]:
-        """Returns the sides whose diverged runs could refute a verdict: the remaining runs may be the better ones."""
-        return self.sides()
-
-    def losers(self, verdict: str) -> tuple[Side, ...]:
-        """Returns the sides for which a better learning rate could refute a verdict."""
-        return self.sides()
-
     def judge(self, rows: Rows) -> dict[str, Any]:
-        """Returns the record of the comparison."""
-        return self.compare(rows)
-
-    def compare(self, rows: Rows) -> dict[str, Any]:
-        """Returns the rule's answer, unless a weakness of the runs forbids it or more steps could turn it."""
+        """Returns the rule's answer, unless more steps could turn it."""
         differences = self._differences(rows)
         if differences is None:
             return {}
@@ -75,24 +64,15 @@ class Comparison(TwoSides):
         effect = effect_text(self.setup.unit, answer.estimate)
         record: dict[str, Any] = {"ours": size(mean), "interval": [size(low), size(high)], "n": n}
         kind = "geometric means" if self.setup.unit == "ratio" else "means"
-        record["text"] = f"{' against '.join(differences.labels)} ({kind}); {effect}"
+        controls = f" (fairest of {', '.join(differences.now)})" if self._against_any() else ""
+        record["text"] = f"{' against '.join(differences.labels)} ({kind}); {effect}{controls}"
         if n < 2:
             return inconclusive(record, ONE_SEED)
         record |= {"verdict": answer.verdict, "p": answer.p}
-        at = self.setup.at
-        for side in self.sides():
-            if reason := rows.failed_control(side, at):
-                return inconclusive(record, reason) | {"p": None}
-        if reason := self.obstacle(rows):
-            return inconclusive(record, reason)
-        if answer.verdict != "inconclusive":
-            for side in self.winners(answer.verdict):
-                for loss in rows.diverged(side, at):
-                    return inconclusive(record, f"{answer.verdict} among the others, but {loss}")
-            for side in self.losers(answer.verdict):
-                if edge := rows.rate_at_edge(side, at):
-                    return inconclusive(record, f"{answer.verdict}, but {edge}")
         return record | self._extrapolated(rows, answer, differences)
+
+    def _against_any(self) -> bool:
+        return any(side.get("arm") == ANY_FAIR for side in self.sides())
 
     def _extrapolated(self, rows: Rows, answer: Answer, differences: Differences) -> dict[str, Any]:
         """Returns changes to the record from the extrapolated differences: a verdict that they would turn is none."""
@@ -159,17 +139,14 @@ class Order(Comparison):
             _, interval, p = statistics.versus_best(differences)
         return Answer(verdict_of(interval), p, interval)
 
-    def winners(self, verdict: str) -> tuple[Side, ...]:
-        """Returns the side that did better: diverged runs of the other side would have been worse still."""
-        return (self.lower,) if verdict == "supported" else (self.higher,)
-
-    def losers(self, verdict: str) -> tuple[Side, ...]:
-        """Returns the side that did worse: at a better rate the other side would only win by more."""
-        return (self.higher,) if verdict == "supported" else (self.lower,)
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns the side that did better as the winner: lost runs and better rates of the other would change less."""
+        winner, loser = ((side, self.setup.at) for side in self.better(verdict, rows))
+        return Stakes((winner,), (loser,), ((winner,),))
 
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns the record of the comparison, with the order's robustness."""
-        record = self.compare(rows)
+        record = super().judge(rows)
         if not record:
             return record
         size = displayed(self.setup.unit)(EFFECTS[self.setup.unit])
@@ -193,10 +170,11 @@ class Order(Comparison):
             runs = self._runs_at(point, rows)
             if runs in counted:
                 continue
-            record = self.replace(at=point).compare(rows)
+            moved = self.replace(at=point)
+            record = Comparison.judge(moved, rows)
             if record.get("n", 0) > 1:
                 counted.add(runs)
-                supported += record["verdict"] == "supported"
+                supported += weakened(moved, rows, {"p": None} | record)["verdict"] == "supported"
         return {"held": supported, "tried": len(counted)} if len(counted) > 1 else None
 
     def _runs_at(self, point: Point, rows: Rows) -> frozenset[str]:

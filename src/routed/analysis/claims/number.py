@@ -9,12 +9,16 @@ import numpy as np
 import pandas as pd
 
 from routed.analysis import digits, statistics
-from routed.analysis.claims.claim import LEARNED, OneSide, Side
+from routed.analysis.claims.claim import LEARNED, OneSide, Side, Stakes
 from routed.analysis.claims.rules import ONE_SEED, UNKNOWN_TAIL, inconclusive
 from routed.analysis.paired_values import Rows, ends
 
 #: Comparability -> reason why a number of the paper is only shown beside ours.
 UNLIKE = {"scaled": "ours is scaled down", "stand_in": "ours is of other data"}
+
+
+#: Runs from which on "reproduced" needs no narrow interval.
+RUNS = 8
 
 
 class Measured(NamedTuple):
@@ -33,13 +37,19 @@ class Number(OneSide):
     """The paper's value lies in our prediction interval for one run.
 
     A `Measured` value is not rejected by Welch's test. `uninformed` is the value that the metric has by chance; None
-    stands for the value of the untrained network.
+    stands for the value of the untrained network. `rivals` are other values that the paper has for this metric.
     """
 
     kind = "number"
 
     side: Side = dataclasses.field(default_factory=lambda: LEARNED)
     uninformed: float | None = None
+    rivals: tuple[float, ...] = ()
+
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns the side; it may be worse than a constant, as the paper's may, which `_underpowered` asks."""
+        reads = tuple(self.reads())
+        return Stakes(reads, reads, ())
 
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns "reproduced" if the interval holds the paper's value, unless chance or more steps could do so too."""
@@ -64,12 +74,10 @@ class Number(OneSide):
             setting = f"a {self.setup.comparability.replace('_', ' ')} setting"
             record["reason"] = f"the paper's value is {where}, but {setting} can neither reproduce nor refute a number"
             return record | {"verdict": "not comparable"}
-        if reason := self.obstacle(rows):
-            return inconclusive(record, reason)
         record["verdict"] = "reproduced" if inside else "not reproduced"
         if rows.config.gate.horizon != 1:
             record |= self._extrapolated(record["verdict"], paper, values["later"], rows.config.gate.horizon)
-        if record["verdict"] == "reproduced" and (reason := self._underpowered(interval, history)):
+        if record["verdict"] == "reproduced" and (reason := self._underpowered(paper, interval, history, rows)):
             return inconclusive(record, reason)
         return record
 
@@ -92,13 +100,29 @@ class Number(OneSide):
         ahead = f"at {horizon:g} times the steps, if the curve goes on as it ends: {digits.with_interval(interval[:3])}"
         return inconclusive(record, f"{verdict} now, but could turn; {ahead}")
 
-    def _underpowered(self, interval: statistics.Estimate, history: pd.DataFrame) -> str | None:
-        """Returns the reason if the interval also holds the value of chance or of no training, or None."""
-        uninformed = history.iloc[0].mean() if self.uninformed is None else self.uninformed
-        if not interval.low <= uninformed <= interval.high:
+    def _underpowered(
+        self, paper: float, interval: statistics.Estimate, history: pd.DataFrame, rows: Rows
+    ) -> str | None:
+        """Returns the reason why an interval does not tell the paper's value from a rival one, or None.
+
+        It must hold none of them; and of fewer than `RUNS` runs be no wider than half the distance to the nearest.
+        """
+        column = rows.column(self.side.get("metric", self.setup.metric), {**self.setup.at, **self.side})
+        rivals = [(rival, "another value of the paper") for rival in self.rivals]
+        if self.uninformed is not None:
+            rivals.append((self.uninformed, "what chance gives"))
+        else:
+            rivals.append((history.iloc[0].mean(), "what an untrained network has"))
+        if column is not None and column.constant is not None:
+            rivals.append((column.constant, "what the best constant has"))
+        for rival, source in rivals:
+            if interval.low <= rival <= interval.high:
+                return f"underpowered: the interval also holds {rival:.3g}, {source}"
+        distance, (rival, source) = min((abs(paper - rival), (rival, source)) for rival, source in rivals)
+        if interval.n >= RUNS or interval.high - interval.low <= distance / 2:
             return None
-        source = "what an untrained network has" if self.uninformed is None else "what chance gives"
-        return f"underpowered: the interval also holds {uninformed:.3g}, {source}"
+        far = f"half the distance to {rival:.3g}, {source}"
+        return f"underpowered: fewer than {RUNS} runs, and an interval wider than {far}"
 
 
 @dataclasses.dataclass(frozen=True)

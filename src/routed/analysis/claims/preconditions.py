@@ -10,8 +10,11 @@ import pandas as pd
 from routed.analysis import digits, statistics
 from routed.analysis.paired_values import Point, Rows, Side
 
-#: Column -> name of the model of counts whose validation loss it holds; a competent model has a lower loss.
-COUNT_MODELS = {"eval/bigram": "a bigram model", "eval/ngram": "a 5-gram model"}
+#: Column of the loss of a model of counts -> the loss that is lower in a competent model, and words between both.
+COUNT_MODELS = {
+    "eval/bigram": ("eval/loss", "nats a token, a bigram model"),
+    "eval/ngram": ("eval/loss", "nats a token, a 5-gram model"),
+}
 
 
 class Precondition(NamedTuple):
@@ -26,19 +29,19 @@ class Precondition(NamedTuple):
     metric: str
 
 
-def obstacle(sides: Iterable[Side], at: Point, needs: Iterable[Precondition], rows: Rows) -> str | None:
+def obstacle(reads: Iterable[tuple[Side, Point]], at: Point, needs: Iterable[Precondition], rows: Rows) -> str | None:
     """Returns the reason why these runs cannot decide a claim, or None."""
-    return _incompetent(sides, at, rows) or _unmet(needs, at, rows)
+    return _behind_counts(reads, rows) or _unmet(needs, at, rows)
 
 
-def _incompetent(sides: Iterable[Side], at: Point, rows: Rows) -> str | None:
+def _behind_counts(reads: Iterable[tuple[Side, Point]], rows: Rows) -> str | None:
     """Names an arm that predicts text no better than counts do, or returns None."""
-    for side in sides:
+    for side, at in reads:
         for arm in rows.arms(side, at):
             runs = rows.runs(side, at, arm)
-            for column, model in COUNT_MODELS.items():
-                if column in runs and (ours := runs["eval/loss"].mean()) >= (theirs := runs[column].mean()):
-                    return f"not competent: {arm} has {ours:.3g} nats a token, {model} {theirs:.3g}"
+            for column, (loss, phrase) in COUNT_MODELS.items():
+                if column in runs and (ours := runs[loss].mean()) >= (theirs := runs[column].mean()):
+                    return f"not competent: {arm} has {ours:.3g} {phrase} {theirs:.3g}"
     return None
 
 

@@ -30,6 +30,13 @@ def verdict_of(interval: statistics.Estimate, threshold: float = 0.0) -> str:
     return "supported" if interval.low > threshold else "opposite" if interval.high < threshold else "inconclusive"
 
 
+def verdict_within(interval: statistics.Estimate, least: float, most: float) -> str:
+    """Returns "supported" if the interval lies inside of a range, "opposite" if outside, else "inconclusive"."""
+    if least <= interval.low and interval.high <= most:
+        return "supported"
+    return "opposite" if interval.high < least or most < interval.low else "inconclusive"
+
+
 def absent_metric(claim: Claim, rows: Rows) -> str:
     """Names an arm that ran without the claim's metric, which is undefined for it; or returns "" (an empty text)."""
     for side in claim.sides():

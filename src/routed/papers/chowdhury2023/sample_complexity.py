@@ -13,8 +13,8 @@ import pandas as pd
 from jaxtyping import Float
 
 from routed.analysis import digits
-from routed.analysis.bootstrap import FEW, SEEDS, all_then_resampled, estimate_of_draws, fitted_slope
-from routed.analysis.claims import Along, Point, Side, TwoSides
+from routed.analysis.bootstrap import FEW, SEEDS, all_then_resampled, estimate_of_draws, fitted_slope, p_beyond
+from routed.analysis.claims import Along, Point, Side, Stakes, TwoSides
 from routed.analysis.claims.rules import ONE_SEED, inconclusive, verdict_of
 from routed.analysis.paired_values import Rows
 from routed.analysis.statistics import Estimate
@@ -37,19 +37,26 @@ class SampleNeed(TwoSides):
         """Returns both sides at every value of the key."""
         return [(side, point) for side in self.sides() for point in self.along.points(self.setup.at)]
 
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns the side that needs fewer samples as the winner, at every value; it is competent at the largest."""
+        sides = self.sides() if verdict == "supported" else self.sides()[::-1]
+        points = self.along.points(self.setup.at)
+        winners, losers = (tuple((side, point) for point in points) for side in sides)
+        return Stakes(winners, losers, (winners[-1:],))
+
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns the ratio of samples, lower over higher: supported if its interval is below 1, opposite if above."""
-        low, high, n = samples_of(self, rows, (self.setup.at, self.setup.at))
+        low, high, n, lost = samples_of(self, rows, (self.setup.at, self.setup.at))
         if not n:
             return {}
         ratio = estimate_of_draws(ratio_of(low, high), n)
-        smallest = min(self.along.values)
+        smallest, largest = min(self.along.values), max(self.along.values)
         texts = [
             f"{rows.label(side, other_side, side['arm'])} needs {'at most ' if samples[0] <= smallest else ''}"
             f"{_samples_text(estimate_of_draws(samples, n))}"
             for side, other_side, samples in ((self.lower, self.higher, low), (self.higher, self.lower, high))
         ]
-        text = f"{texts[0]}, {texts[1]}; ratio {_samples_text(ratio)}"
+        text = f"{texts[0]}, {texts[1]}; ratio {_samples_text(ratio)}{_lost_text(lost)}"
         record: dict[str, Any] = {"ours": ratio.mean, "interval": [ratio.low, ratio.high], "n": n, "text": text}
         if np.isnan(ratio.mean) or np.isnan(ratio.low):
             return inconclusive(record, "neither side reaches the level" if n > 1 else ONE_SEED)
@@ -59,7 +66,11 @@ class SampleNeed(TwoSides):
             inside = "inside" if ratio.low <= self.paper <= ratio.high else "outside"
             record["reason"] = f"the paper's {self.paper:g} is {inside} of the interval"
         verdict = "supported" if ratio.high < 1 else "opposite" if ratio.low > 1 else "inconclusive"
-        return record | {"verdict": verdict}
+        # Needs that are bounds are equal where seeds are not.
+        record["alike"] = all(smallest < each.min() == each.max() < np.inf for each in (low, high))
+        # A side that never reaches the level counts as if it did at the largest value: the p value errs towards 1.
+        bounded = np.log(np.minimum(low, largest) / np.minimum(high, largest))
+        return record | {"verdict": verdict, "p": p_beyond(bounded, 0.0, n)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +95,12 @@ class Exponent(TwoSides):
             for point in self.along.points({**self.setup.at, **own_changes})
         ]
 
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns both sides everywhere; each is competent at the largest value of the key."""
+        reads = tuple(self.reads())
+        largest = [reading for reading in reads if reading[1][self.along.key] == max(self.along.values)]
+        return Stakes(reads, reads, tuple((reading,) for reading in largest))
+
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns the slope of log(ratio of samples) against log(number): supported if its interval lies above 0.
 
@@ -92,47 +109,56 @@ class Exponent(TwoSides):
         """
         at = self.setup.at
         samples = [samples_of(self, rows, ({**at, **low}, {**at, **high})) for _, low, high in self.points]
-        n = min((seeds for *_, seeds in samples), default=0)
+        n = min((seeds for *_, seeds, _ in samples), default=0)
         if not n:
             return {}
         smallest = min(self.along.values)
         with np.errstate(invalid="ignore", divide="ignore"):
             ratios = np.stack(
-                [np.where(np.minimum(low, high) > smallest, np.log(high / low), np.nan) for low, high, _ in samples]
+                [np.where(np.minimum(low, high) > smallest, np.log(high / low), np.nan) for low, high, *_ in samples]
             )  # [points, draws]
         numbers = np.log([number for number, _, _ in self.points])
-        slope = estimate_of_draws(np.array([fitted_slope(numbers, draw) for draw in ratios.T]), n)
+        slopes = np.array([fitted_slope(numbers, draw) for draw in ratios.T])
+        slope = estimate_of_draws(slopes, n)
         texts = ", ".join(
             f"{np.exp(ratio):.3g} at {number:g}" if np.isfinite(ratio) else f"a bound only at {number:g}"
             for (number, _, _), ratio in zip(self.points, ratios[:, 0], strict=True)
         )
         record: dict[str, Any] = {"ours": slope.mean, "interval": [slope.low, slope.high], "n": n}
-        record["text"] = f"exponent {digits.with_interval(slope[:3])}; ratios {texts}"
+        lost = max(missing for *_, missing in samples)
+        record["text"] = f"exponent {digits.with_interval(slope[:3])}; ratios {texts}{_lost_text(lost)}"
         if np.isnan(slope.mean) or np.isnan(slope.low):
             reason = "fewer than two points at which both sides reach the level, above the smallest value"
             return inconclusive(record, reason)
         if n < SEEDS:
             return inconclusive(record, FEW)
-        return record | {"verdict": verdict_of(slope), "reason": f"the bound's exponent is {self.paper:g}"}
+        reason = f"the bound's exponent is {self.paper:g}"
+        return record | {"verdict": verdict_of(slope), "reason": reason, "p": p_beyond(slopes, 0.0, n)}
 
 
 def samples_of(
     claim: SampleNeed | Exponent, rows: Rows, points: tuple[Point, Point]
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns the samples that both sides need in each draw of their common seeds, and the number of these seeds.
+) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Returns the samples that both sides need in each draw of their common seeds, and two numbers of seeds.
 
-    Each side is read at its point.
+    Each side is read at its point. The first number is that of common seeds, the second that of seeds which are left
+    out, since one of their runs has no value.
     """
     sides = zip(claim.sides(), points, strict=True)
     lower, higher = (_curves(side, point, claim.setup.metric, claim.along, rows) for side, point in sides)
-    seeds, values = lower.index.intersection(higher.index), np.array(claim.along.values, float)
+    seeds, values = lower.dropna().index.intersection(higher.dropna().index), np.array(claim.along.values, float)
+    lost = len(lower.index.union(higher.index)) - len(seeds)
     if not len(seeds):
-        return np.empty(0), np.empty(0), 0
+        return np.empty(0), np.empty(0), 0, lost
     draws = all_then_resampled(len(seeds))
     low, high = (
         first_reached(values, curves.loc[seeds].to_numpy()[draws].mean(1), claim.level) for curves in (lower, higher)
     )
-    return low, high, len(seeds)
+    return low, high, len(seeds), lost
+
+
+def _lost_text(lost: int) -> str:
+    return f"; {lost} seed{'s' * (lost > 1)} left out, of which a run has no value" if lost else ""
 
 
 def _curves(side: Side, at: Point, metric: str, along: Along, rows: Rows) -> pd.DataFrame:
@@ -141,7 +167,7 @@ def _curves(side: Side, at: Point, metric: str, along: Along, rows: Rows) -> pd.
         value: rows.final_values(side, point, metric)
         for value, point in zip(along.values, along.points(at), strict=True)
     }
-    return pd.DataFrame(columns, columns=[*along.values]).dropna()
+    return pd.DataFrame(columns, columns=[*along.values])
 
 
 def first_reached(

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 
 from routed.analysis import digits, statistics
 from routed.analysis.bootstrap import resampled
-from routed.analysis.claims import Along, Point, Side, TwoSides
+from routed.analysis.claims import Along, Point, Side, Stakes, TwoSides
 from routed.analysis.claims.preconditions import common_seeds
 from routed.analysis.claims.rules import ONE_SEED, displayed, inconclusive
 from routed.analysis.paired_values import Rows, ends
@@ -76,8 +76,6 @@ class Crossing(TwoSides):
         if location.n < 2:
             return inconclusive(record, ONE_SEED)
         record |= {"verdict": change.verdict, "p": min(change.p, change.p_opposite)}
-        if reason := self._weak_end(rows, change.verdict):
-            return inconclusive(record, reason) | {"p": None}
         if change.changes != 1:
             ends_of_key = f"from {format_value(values[0])} to {format_value(values[-1])}"
             return record | {"reason": f"the mean changes sign {change.changes} times {ends_of_key}"}
@@ -111,18 +109,13 @@ class Crossing(TwoSides):
         )
         return (high - low).dropna(subset="now")
 
-    def _weak_end(self, rows: Rows, verdict: str) -> str | None:
-        """Returns a failed control, or a loser that might win at another learning rate, as a reason; or None."""
-        (key, values), at = self.along, self.setup.at
-        losers = self.sides() if verdict == "supported" else self.sides()[::-1]
-        for value, loser in zip((values[0], values[-1]), losers, strict=True):
-            point = {**at, key: value}
-            for side in self.sides():
-                if reason := rows.failed_control(side, point):
-                    return reason
-            if verdict != "inconclusive" and (edge := rows.rate_at_edge(loser, point)):
-                return f"{verdict}, but at {key} = {format_value(value)} {edge}"
-        return None
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns who did better at each end as winners, and both sides between, where lost runs may turn signs."""
+        first, *between, last = self.along.points(self.setup.at)
+        rising, falling = self.sides() if verdict == "supported" else self.sides()[::-1]
+        winners = (falling, first), (rising, last)
+        inner = [(side, point) for side in self.sides() for point in between]
+        return Stakes((*winners, *inner), ((rising, first), (falling, last)), tuple((each,) for each in winners))
 
 
 def locate(values: tuple[float, ...], differences: Float[np.ndarray, "n V"]) -> SignChange:
@@ -175,6 +168,11 @@ class RecoveredGap(TwoSides):
         """Returns all three sides."""
         return self.lower, self.higher, self.best
 
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns all sides; the best one has to be competent."""
+        reads = tuple(self.reads())
+        return Stakes(reads, reads, ((reads[-1],),))
+
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns the share with a bootstrap interval; none if the interval of the whole gain holds 0."""
         lower, higher, best = (side["arm"] for side in self.sides())
@@ -186,7 +184,7 @@ class RecoveredGap(TwoSides):
         numerator, denominator = (digits.with_interval(each[:3]) for each in (statistics.estimate(part), gain))
         text = f"({higher} - {lower}) / ({higher} - {best}) = {numerator} / {denominator}"
         record = {"n": len(runs), "text": text}
-        if reason := self.obstacle(rows):
+        if reason := self.obstacle(rows):  # then a share is not even shown
             return inconclusive(record, reason)
         if not gain.low > 0:
             return inconclusive(record, f"{best} may gain nothing over {higher}, and nothing has no shares")

@@ -1,6 +1,7 @@
 """Pham et al. (2024), CompeteSMoE: competition as a selection, the arms, and the data and the model of its theorems."""
 
 from routed.analysis.claims import KINDS
+from routed.analysis.claims.preconditions import COUNT_MODELS
 from routed.analysis.plots import PLOTS
 from routed.layer.selection import SELECTIONS
 from routed.models import SAMPLE_MODELS
@@ -24,6 +25,7 @@ ROUTERS["stable"] = STABLE
 SELECTIONS["compete"] = COMPETE
 TASKS["gated_gaussians"] = GATED_GAUSSIANS
 PROBLEMS["classifier"] = CLASSIFIER
+COUNT_MODELS["eval/prior"] = ("test/loss", "nats, the frequencies of the classes")
 TASK_LOSSES["likelihood"] = LIKELIHOOD
 SAMPLE_MODELS["gated_experts"] = GATED_EXPERTS
 ARMS.update(arms.ARMS)

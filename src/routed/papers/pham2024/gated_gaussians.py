@@ -58,6 +58,7 @@ TASK = Task(
     dims=lambda data: 1,
     labels=lambda data: len(TRUE.variance),
     variance=lambda world, data: jnp.float32(1.0),  # losses are nats, without a scale
+    has_constant=False,  # a model of a density predicts no value
     provides=frozenset({"cluster", "gated Gaussians"}),
     settings={
         "gate": Setting(

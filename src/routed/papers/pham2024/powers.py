@@ -15,9 +15,9 @@ import pandas as pd
 from jaxtyping import Float
 
 from routed.analysis import digits, statistics
-from routed.analysis.bootstrap import FEW, SEEDS, all_then_resampled, estimate_of_draws, fitted_slope
-from routed.analysis.claims import OneSide, Point, Side
-from routed.analysis.claims.rules import inconclusive
+from routed.analysis.bootstrap import FEW, SEEDS, all_then_resampled, estimate_of_draws, fitted_slope, p_beyond
+from routed.analysis.claims import OneSide, Point, Side, Stakes
+from routed.analysis.claims.rules import inconclusive, verdict_within
 from routed.analysis.paired_values import Rows
 
 #: Largest difference of powers that count as equal.
@@ -28,11 +28,13 @@ class PowerFit(NamedTuple):
     """A fitted power.
 
     slope: the power with its interval.
+    slopes: the power of all seeds, then of each draw of seeds.
     height: logarithm of the fitted line at 1.
     used, left_out: numbers of runs.
     """
 
     slope: statistics.Estimate
+    slopes: np.ndarray
     height: float
     used: int
     left_out: int
@@ -55,6 +57,12 @@ class Power(OneSide):
         """Returns the side with its settings at every number."""
         return [({**self.side, **changes}, self.setup.at) for _, changes, *_ in self.points]
 
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns the side at every number; it is competent at the largest."""
+        reads = tuple(self.reads())
+        largest = max(range(len(reads)), key=lambda index: self.points[index][0])
+        return Stakes(reads, reads, ((reads[largest],),))
+
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns the fitted power: supported if its interval is within MARGIN of the paper's, opposite if outside."""
         columns: dict[float, pd.Series] = {}
@@ -73,14 +81,13 @@ class Power(OneSide):
         record["text"] = f"power {digits.with_interval((mean, low, high))} of {fit.used} runs, {fit.left_out} left out"
         if n < SEEDS:
             return inconclusive(record, FEW)
-        least, most = self.paper - MARGIN, self.paper + MARGIN
-        if least < low and high < most:
-            verdict, where = "supported", "lies"
-        elif high < least or most < low:
-            verdict, where = "opposite", "lies outside of what is"
-        else:
-            verdict, where = "inconclusive", "does not lie"
-        return record | {"verdict": verdict, "reason": f"the interval {where} within {MARGIN:g} of {self.paper:g}"}
+        limits = self.paper - MARGIN, self.paper + MARGIN
+        verdict = verdict_within(fit.slope, *limits)
+        where = {"supported": "lies", "opposite": "lies outside of what is"}.get(verdict, "does not lie")
+        reason = f"the interval {where} within {MARGIN:g} of {self.paper:g}"
+        beyond = [p_beyond(fit.slopes, limit, n) for limit in limits]
+        p = max(beyond) if limits[0] < mean < limits[1] else beyond[int(mean > self.paper)]
+        return record | {"verdict": verdict, "reason": reason, "p": p}
 
 
 def fitted(table: pd.DataFrame) -> PowerFit | None:
@@ -90,10 +97,11 @@ def fitted(table: pd.DataFrame) -> PowerFit | None:
     if min(heights.shape) < 2 or finite.any(0).sum() < 2:
         return None
     draws = _log_means(heights[all_then_resampled(len(heights))])
-    slope = estimate_of_draws(np.array([fitted_slope(numbers, draw) for draw in draws]), len(heights))
+    slopes = np.array([fitted_slope(numbers, draw) for draw in draws])
+    slope = estimate_of_draws(slopes, len(heights))
     means = _log_means(heights[None])[0]
     height = float((means - slope.mean * numbers)[np.isfinite(means)].mean())
-    return PowerFit(slope, height, int(finite.sum()), int((~finite).sum()))
+    return PowerFit(slope, slopes, height, int(finite.sum()), int((~finite).sum()))
 
 
 def _log_means(draws: Float[np.ndarray, "D seeds numbers"]) -> Float[np.ndarray, "D numbers"]:
