@@ -419,9 +419,11 @@ def rates_claims(config: ConfigDict) -> tuple[Claim, ...]:
     write = Writer(comparability(config), at={"data.samples": max(sizes)}, prefix=prefix, over=("data.samples",))
     kmeans, best = {"arm": "frozen_kmeans"}, {"arm": "frozen_kmeans_5"}
     versus = "beats k-means of the inputs (best of 5 starts), each at its own best rates"
+    distance = {"arm": "learned_distance"}
+    beside = write.order("distance", f"learned, with distances, {versus}", "not asked", distance, best)
     return (
         write.order("learned", f"learned {versus}", "not asked", LEARNED, best),
-        write.order("distance", f"learned, with distances, {versus}", "not asked", {"arm": "learned_distance"}, best),
+        *([beside] if "learned_distance" in config.arms else []),
         write.order("from-kmeans", f"learned from k-means {versus}", "not asked", {"arm": "learned_kmeans"}, best),
         write.order("starts", "k-means with 5 starts beats k-means with one", "not asked", best, kmeans),
     )

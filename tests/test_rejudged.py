@@ -19,6 +19,7 @@ from routed.analysis.claims import Precondition
 from routed.contracts import UserError
 from routed.engine import results
 from routed.plan.config import base
+from routed.settings.tree import override
 from tests.patience import PATIENCE
 from tests.test_claims import comparison, order, table
 
@@ -57,14 +58,22 @@ class Noted(pd.DataFrame):
         return super().__contains__(key)
 
 
+#: A grid of rates of the router, beside that of both rates (.3, 1, 3).
+CONFIG = override(base(), {"tune.router_multipliers": (0.3, 1.0, 3.0)})
+
+
+def tuned(rows, both, router):
+    """Rows of runs that chose these factors of their rates; `rates` is a swept key."""
+    rates = {"train/rate_scale": both, "train/router_rate": router * CONFIG.router.learning_rate}
+    return pd.concat([rows.run, rows.assign(rates="tuned").rates, rows.drop(columns="run").assign(**rates)], axis=1)
+
+
 #: Fault of the runs -> a change of their table that takes a verdict back.
 FAULTS = {
     "none": lambda rows: rows,
     "diverged": lambda rows: rows.assign(status=rows.status.where(rows.run != "learned0n64", "diverged")),
-    "edge": lambda rows: pd.concat(
-        [rows.run, rows.assign(rates="tuned").rates, rows.drop(columns="run").assign(**{"train/rate_scale": 0.3})],
-        axis=1,
-    ),
+    "edge": lambda rows: tuned(rows, 0.3, 1.0),
+    "edge of the router's rate": lambda rows: tuned(rows, 1.0, 0.3),
     "control": lambda rows: rows.assign(**{"router/entropy_target": 1.0, "router/entropy_token_train": 2.0}),
     "competence": lambda rows: rows.assign(**{"eval/loss": 2.0, "eval/bigram": 1.0}),
     "horizon": lambda rows: rows.assign(**{"test/loss": rows["test/loss"].where(rows.step != 5, 1e-3)}),
@@ -80,9 +89,9 @@ def test_what_is_kept_gives_the_verdicts_of_all_rows(fault):
     columns = per_seed.columns_read(claims, ("test/loss",))
     small = per_seed.widened(per_seed.reduced(rows, columns))
     Noted.names.clear()
-    verdicts.judge(claims, Noted(rows), base(), ["data.samples"])
+    verdicts.judge(claims, Noted(rows), CONFIG, ["data.samples"])
     assert {name for name in Noted.names if "/" in name} <= columns
-    records, again = (verdicts.judge(claims, each, base(), ["data.samples"]) for each in (rows, small))
+    records, again = (verdicts.judge(claims, each, CONFIG, ["data.samples"]) for each in (rows, small))
     for record, again_judged in zip(records, again, strict=True):
         texts = ("id", "verdict", "reason", "text", "n")
         assert {name: record[name] for name in texts} == {name: again_judged[name] for name in texts}

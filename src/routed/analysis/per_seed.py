@@ -37,6 +37,7 @@ OF_RULES = (
     "router/entropy_target",
     "router/entropy_token_train",
     "train/rate_scale",
+    "train/router_rate",
     "train/experts_per_token",
 )
 
