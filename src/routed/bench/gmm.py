@@ -15,10 +15,13 @@ from routed.settings.tree import override
 LINES = Lines(
     r"(constant|depth-3)\b.*?([\d.]+)\s*$", "`constant ... MS` and `depth-3 ... MS`", labels=("constant", "depth-3")
 )
-#: name -> changes to the base config, training steps of one timed call, label of the baseline's line.
-CASES = {
+#: name -> changes to the base config, training steps of one timed call, label of the baseline's line. `headline` is the
+#: learned arm of gmm_router.
+HEADLINE = {"optimizer.name": "sgd", "router.learning_rate": 1e-1, "experts.learning_rate": 1e-2, "batch_size": 32}
+CASES: dict[str, tuple[dict[str, Any], int, str]] = {
     "constant": ({"experts.name": "constant", "batch_size": 512}, 300, "constant"),
     "mlp": ({"experts.name": "mlp", "batch_size": 128}, 8, "depth-3"),
+    "headline": ({"experts.name": "mlp"} | HEADLINE, 32, ""),
 }
 #: Numbers of runs, and the number that is compared with the baseline.
 RUNS, COMPARED = (1, 32, 256), 32
@@ -41,10 +44,11 @@ def bench(rounds: int, baseline: Baseline) -> list[dict[str, Any]]:
 def work_of(config: ConfigDict) -> Work:
     """Returns the least work of a step of one run.
 
-    Every parameter is read forward and backward, its gradient is written and read, Adam reads and writes the parameter
-    and two moments: 10 words.
+    Every parameter is read forward and backward, its gradient is written and read, the optimiser reads and writes the
+    parameter and its moments, of which Adam has two and momentum one: 10 and 8 words.
     """
-    return Work(step_flops(config), 10 * 4 * _sizes(config)[0])
+    words = 10 if config.optimizer.name == "adam" else 8
+    return Work(step_flops(config), words * 4 * _sizes(config)[0])
 
 
 def step_flops(config: ConfigDict) -> float:
