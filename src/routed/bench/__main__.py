@@ -45,7 +45,7 @@ ONLY = flags.DEFINE_string(
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; medians are reported.", lower_bound=1)
 TOPOLOGY = flags.DEFINE_string(
     "topology",
-    None,
+    "",
     "For gpu: compiles its table for a GPU that is not here, such as h100:1, and runs nothing.",
     allow_override=True,
 )
