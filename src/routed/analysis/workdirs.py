@@ -123,6 +123,8 @@ def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
     for key in keys:
         if key in ("name", "figure", "scale", "data.cache") or key not in flatten(config):
             continue
+        if key == "mesh.data" and value_of(config, key) == 1:  # its default until 27 November 2026
+            continue
         file_values = {plain_value(point.get(key, value_of(defaults, key))) for point in points}
         swept = key in table and key not in ("arm", "seed", *figure.computed)
         values = {*table[key].unique()} if swept else {plain_value(value_of(config, key))}

@@ -47,8 +47,8 @@ def work_of(config: ConfigDict) -> Work:
     Every parameter is read forward and backward, its gradient is written and read, the optimiser reads and writes the
     parameter and its moments, of which Adam has two and momentum one: 10 and 8 words.
     """
-    words = 10 if config.optimizer.name == "adam" else 8
-    return Work(step_flops(config), words * 4 * _sizes(config)[0])
+    numbers = 10 if config.optimizer.name == "adam" else 8
+    return Work(step_flops(config), numbers * 4 * _sizes(config)[0])
 
 
 def step_flops(config: ConfigDict) -> float:
