@@ -551,7 +551,7 @@ def test_help_ends_well_shows_our_flags_only_and_loads_little(tmp_path, module):
     *text, loaded = found.stdout.splitlines()
     flags_of = {
         "routed.main": {*re.findall(r'DEFINE_\w+\(\s*"(\w+)"', inspect.getsource(main))},
-        "routed.report": {"docs", "findings", "out"},
+        "routed.report": {"docs", "findings", "out", "rejudge", "store"},
         "routed.predict": {"law", "points", "fit", "write"},
     }
     assert {line.split()[0][2:] for line in text if line.startswith("  --")} == flags_of[module]
