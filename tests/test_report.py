@@ -239,6 +239,7 @@ def test_every_figure_can_do_without_a_finished_run(finished):
     data = frame.Data(rows, swept, flatten(config), nothing, AXES)
     specs = {
         "phase": {"x": "data.samples", "y": "data.separation"},
+        "shares": {"x": "data.samples", "y": "data.separation"},
         "methods": {"methods": {"one": {"data.samples": 8}}, "metrics": ("test/loss",)},
         "success": {
             "arm": "learned",

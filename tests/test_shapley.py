@@ -4,7 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import routed.papers.ours  # noqa: F401 (the kind `shares`)
+from routed.analysis import plots
+from routed.analysis.plots import automatic_figures, frame
 from routed.analysis.shapley import LEARNING, PARTITION, SHARPNESS, shares
+from routed.papers.ours.shares_chart import FIRST, KMEANS, MEAN, shares_at
+from routed.plan.config import base, problem_of
+from routed.settings.tree import flatten
+from tests import charts
 
 #: Logs of losses: 4 as it is fresh, 1 less if sharp, 2 less with rows from data, 2.5 less with both; learned at 0.
 LOGS = {"frozen": 4.0, "frozen_sharp": 3.0, "frozen_data_fresh": 2.0, "frozen_data_sharp": 1.5, "learned": 0.0}
@@ -53,3 +60,67 @@ def test_an_order_needs_all_of_its_arms():
 def test_a_gap_that_may_be_none_has_no_shares():
     none = shares(rows(LOGS | {"frozen": 0.01, "learned": 0.0}))
     assert none[none.evaluation == "top-1"].share.isna().all()
+
+
+#: Of a gap of 4.01: sharpness first 1.01 (25 %), mean .755 (19 %), k-means 4.01 - 1 = 3.01 (75 %).
+POINT = LOGS | {"frozen_kmeans": 1.0}
+SPEC = {"kind": "shares", "name": "shares", "x": "router.init_scale", "y": "data.separation"}
+
+
+def grid(logs_at):
+    """The data of a sweep: (init_scale, separation) -> logs of losses."""
+    parts = [
+        rows(logs).assign(**{"router.init_scale": scale, "data.separation": separation})
+        for (scale, separation), logs in logs_at.items()
+    ]
+    table = pd.concat(parts, ignore_index=True).assign(step=10)
+    table["run"] = [f"{row}" for row in range(len(table))]
+    columns = problem_of(base()).columns(base())
+    return frame.Data(table, ["data.separation", "router.init_scale"], flatten(base()), {}, columns)
+
+
+def test_shares_of_a_point_by_hand():
+    found = {title: share.mean for title, share in shares_at(rows(POINT)).items()}
+    assert found == pytest.approx({FIRST: 1.01 / 4.01, MEAN: 0.755 / 4.01, KMEANS: 3.01 / 4.01})
+    # k-means at -1 is below the learned router: 5.01 of 4.01. Its rows need no other control.
+    pair = {"frozen": 4.0, "frozen_kmeans": -1.0, "learned": 0.0}
+    assert {title: share.mean for title, share in shares_at(rows(pair)).items()} == {KMEANS: pytest.approx(5.01 / 4.01)}
+    # One order has no mean over both; a gap below 0 has no shares.
+    assert [*shares_at(rows({arm: log for arm, log in POINT.items() if arm != "frozen_data_fresh"}))] == [FIRST, KMEANS]
+    behind = shares_at(rows(POINT | {"learned": 5.0}))
+    assert [*behind] == [FIRST, MEAN, KMEANS] and all(np.isnan(share.mean) for share in behind.values())
+
+
+def test_a_control_that_missed_its_entropy_has_no_share():
+    missed = rows(POINT).assign(**{"router/entropy_target": 1.0, "router/entropy_token_train": 1.0})
+    missed.loc[missed.arm == "frozen_sharp", "router/entropy_token_train"] = 1.5
+    assert [*shares_at(missed)] == [KMEANS]
+    missed.loc[missed.arm == "frozen_kmeans", "router/entropy_token_train"] = 1.5
+    assert not shares_at(missed)
+
+
+def test_cells_of_a_grid_by_hand():
+    """Sharp at 2: 2.01 of 4.01 if first (50 %), 2 - 1.5 = .5 if second, mean 1.255 (31 %)."""
+    sharper = POINT | {"frozen_sharp": 2.0}
+    none = POINT | {"frozen": 0.01, "frozen_kmeans": 0.0}
+    at = {(0.3, 1.0): POINT, (1.0, 1.0): sharper, (0.3, 1.5): none, (1.0, 1.5): sharper}
+    (drawn,), undrawn = automatic_figures.draw_all([SPEC], grid(at))
+    assert not undrawn and [panel.title for panel in drawn.drawn.panels] == [FIRST, MEAN, KMEANS]
+    first, mean, _ = drawn.drawn.panels
+    cells = {(row["cx"], row["cy"]): row for row in charts.rows(first, kind="cells")}
+    assert {at: row["label"].split("\n")[0] for at, row in cells.items()} == {
+        (0.0, 0.0): "25 %", (1.0, 0.0): "50 %", (1.0, 1.0): "50 %",
+    }  # fmt: skip
+    assert [row["text"].split(" [")[0] for row in charts.rows(mean, kind="cells")] == ["19 %", "31 %", "31 %"]
+    assert "no sure gap" in charts.texts(first) and charts.labels(first.x) == ["0.3", "1"]
+    text = cells[1.0, 0.0]["text"]
+    assert cells[1.0, 0.0]["at"] == "separation c 1, router.init_scale 1" and cells[1.0, 0.0]["n"] == 4
+    assert f"{text} (separation c 1, router.init_scale 1), 3 of 4 points." in drawn.caption
+    low, high = plots.svg(drawn.drawn), plots.svg(drawn.drawn, dark=True)
+    assert all("25 %" in text and "no sure gap" in text for text in (low, high))
+
+
+def test_a_grid_without_its_keys_is_not_drawn():
+    one = grid({(0.3, 1.0): POINT})
+    one.swept = ["data.separation"]
+    assert plots.draw(SPEC, one) is None

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from routed.analysis import controls, statistics
+from routed.analysis import controls, shapley, statistics
 from routed.analysis.paired_values import Rows, at_edge, ends, paired
 from routed.analysis.wording import paragraphs
 from routed.engine.rows import format_value
@@ -63,10 +63,9 @@ def gap(rows: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     logs = np.log(np.maximum(losses.to_numpy(), statistics.TINY))
     steps, whole = logs[:, :-1] - logs[:, 1:], logs[:, 0] - logs[:, -1]
-    certain = len(whole) > 1 and statistics.p_value(whole) < 1 - statistics.LEVEL
     parts = []
     for index, (name, _, note) in enumerate(path):
-        share = statistics.bootstrap_ratio(steps[:, index], whole) if certain else statistics.estimate([])
+        share = shapley.share_of(steps[:, index], whole)
         values = {"part": name, **statistics.estimate(steps[:, index])._asdict(), "note": note}
         values["arms"] = f"{arms[index]} / {arms[index + 1]}"
         parts.append(values | {"share": share.mean, "share_low": share.low, "share_high": share.high})

@@ -38,22 +38,32 @@ def shares(rows: pd.DataFrame) -> pd.DataFrame:
     with `evaluation` and `orders`. Intervals of shares are bootstraps over seeds; shares of a gap that may be 0 are
     NaN. Empty without a complete order.
     """
-    good = rows[(rows.status == "ok") & ~rows.arm.isin([*controls.failed(rows, "test/loss")])]
-    present, parts, gaps = set(good.arm), list[dict[str, Any]](), list[np.ndarray]()
-    arms = {removed: arm for removed, names in ARMS_OF.items() if (arm := next((a for a in names if a in present), ""))}
-    orders = orders_of(arms)
+    parts, gaps = list[dict[str, Any]](), list[np.ndarray]()
     for evaluation, column in EVALUATIONS.items():
-        if not orders or column not in good:
-            continue
-        losses = good.pivot_table(index="seed", columns="arm", values=column)[[*arms.values()]].dropna()
-        logs = {removed: np.log(np.maximum(losses[arm].to_numpy(), statistics.TINY)) for removed, arm in arms.items()}
-        gap = logs[frozenset()] - logs[frozenset(orders[0])]
-        gaps.append(gap)
-        parts += [_record(evaluation, name, part, gap, len(orders)) for name, part in parts_of(logs, orders).items()]
+        logs = logs_of(rows, column)
+        if orders := orders_of(logs):
+            gap = logs[frozenset()] - logs[frozenset(orders[0])]
+            gaps.append(gap)
+            falls = parts_of(logs, orders)
+            parts += [_record(evaluation, name, part, gap, len(orders)) for name, part in falls.items()]
     if len(gaps) == 2:
         hard, soft = gaps
         parts.append(_record("top-1", "gone if both are evaluated soft", hard - soft, hard, 1))
     return pd.DataFrame(parts)
+
+
+def logs_of(rows: pd.DataFrame, column: str) -> dict[frozenset[str], Float[np.ndarray, " N"]]:
+    """Returns by removed confounds the logs of a loss at one point, by seed, of seeds that all their arms have.
+
+    Failed controls are left out. Empty without the column, or without a complete order.
+    """
+    good = rows[(rows.status == "ok") & ~rows.arm.isin([*controls.failed(rows, "test/loss")])]
+    present = set(good.arm)
+    arms = {removed: arm for removed, names in ARMS_OF.items() if (arm := next((a for a in names if a in present), ""))}
+    if column not in good or not orders_of(arms):
+        return {}
+    losses = good.pivot_table(index="seed", columns="arm", values=column)[[*arms.values()]].dropna()
+    return {removed: np.log(np.maximum(losses[arm].to_numpy(), statistics.TINY)) for removed, arm in arms.items()}
 
 
 def orders_of(subsets: Mapping[frozenset[str], object]) -> list[tuple[str, ...]]:
@@ -77,9 +87,14 @@ def parts_of(
     return {name: np.mean(falls, axis=0) for name, falls in steps.items()}
 
 
+def share_of(part: Float[np.ndarray, " N"], whole: Float[np.ndarray, " N"]) -> statistics.Estimate:
+    """Returns mean(part) / mean(whole) of logs by seed with its 95 % interval; NaN where the whole may be 0."""
+    certain = len(whole) > 1 and statistics.p_value(whole) < 1 - statistics.LEVEL
+    return statistics.bootstrap_ratio(part, whole) if certain else statistics.estimate([])
+
+
 def _record(evaluation: str, name: str, part: np.ndarray, whole: np.ndarray, orders: int) -> dict[str, Any]:
     """Returns a line of the table from a part and the whole gap by seed."""
-    certain = len(whole) > 1 and statistics.p_value(whole) < 1 - statistics.LEVEL
-    share = statistics.bootstrap_ratio(part, whole) if certain else statistics.estimate([])
+    share = share_of(part, whole)
     line = {"evaluation": evaluation, "part": name, "orders": orders, **statistics.estimate(part)._asdict()}
     return line | {"share": share.mean, "share_low": share.low, "share_high": share.high}

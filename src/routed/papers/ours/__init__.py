@@ -9,6 +9,7 @@ from routed.papers.ours.law_charts import AXES_PLOT, FORETOLD_PLOT
 from routed.papers.ours.preregistered import Prediction
 from routed.papers.ours.regret import REGRET
 from routed.papers.ours.regret_chart import PARTS_PLOT
+from routed.papers.ours.shares_chart import SHARES_PLOT
 from routed.plan.arms import ARMS, BY_DISTANCE, TOP1, Arm, Match
 from routed.tasks.text.sources import SOURCES, TextSource
 from routed.training.probes import PROBES
@@ -66,3 +67,4 @@ DIALECTS = SOURCES["dialects"] = TextSource(
 PLOTS["axes"] = AXES_PLOT
 PLOTS["foretold"] = FORETOLD_PLOT
 PLOTS["parts"] = PARTS_PLOT
+PLOTS["shares"] = SHARES_PLOT
