@@ -80,8 +80,8 @@ def grid(logs_at):
 
 
 def test_shares_of_a_point_by_hand():
-    found = {title: share.mean for title, share in shares_at(rows(POINT)).items()}
-    assert found == pytest.approx({FIRST: 1.01 / 4.01, MEAN: 0.755 / 4.01, KMEANS: 3.01 / 4.01})
+    means = {title: share.mean for title, share in shares_at(rows(POINT)).items()}
+    assert means == pytest.approx({FIRST: 1.01 / 4.01, MEAN: 0.755 / 4.01, KMEANS: 3.01 / 4.01})
     # k-means at -1 is below the learned router: 5.01 of 4.01. Its rows need no other control.
     pair = {"frozen": 4.0, "frozen_kmeans": -1.0, "learned": 0.0}
     assert {title: share.mean for title, share in shares_at(rows(pair)).items()} == {KMEANS: pytest.approx(5.01 / 4.01)}
@@ -121,6 +121,6 @@ def test_cells_of_a_grid_by_hand():
 
 
 def test_a_grid_without_its_keys_is_not_drawn():
-    one = grid({(0.3, 1.0): POINT})
-    one.swept = ["data.separation"]
-    assert plots.draw(SPEC, one) is None
+    data = grid({(0.3, 1.0): POINT})
+    data.swept = ["data.separation"]
+    assert plots.draw(SPEC, data) is None

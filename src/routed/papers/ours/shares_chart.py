@@ -22,7 +22,7 @@ KMEANS = "k-means of the inputs in learning's place"
 LOSS = "test/loss"
 #: Pixels of a cell, which holds a share and, below it, its interval.
 CELL = (74, 40)
-SCHEME = Scheme("blues", (0, 1), "share of\nlog(frozen / learned)", ticks={0.0: "0 %", 0.5: "50 %", 1.0: "100 %"})
+SCHEME = Scheme("blues", (0, 1), "share of\nlog(frozen / learned)", ticks={0.0: "≤ 0 %", 0.5: "50 %", 1.0: "≥ 100 %"})
 
 #: Title of a panel -> (y, x) -> share.
 Grids = dict[str, dict[tuple[Any, Any], statistics.Estimate]]
