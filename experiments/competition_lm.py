@@ -25,7 +25,8 @@ winners are the layer's output (section 3.1).
 
 Rules of the default scale, fixed before its evaluation seeds ran; none looks at competition against SMoE. Methods of
 table2 and details of flops, fig3 and options: docs/decisions/pham2024.md.
-  loss        of flops and decisive: the last test loss, in nats.
+  loss        of flops and decisive: the last test loss, in nats (all else at the best validation, as the paper).
+  lambda      .05, weight 1 of the router's loss: not cross-validated, where the paper chooses lambda, then alpha.
   gate        no verdict on a claim unless both of its arms beat an interpolated 5-gram of the training text on the
               validation rows.
   effect      smallest effect of interest: .01 bits per character. seeds: 3100 on.

@@ -35,8 +35,8 @@ Rules where the paper is silent. None looks at learned against frozen; docs/deci
 Expected: learned below frozen at top-1 (the paper), most of that from sharpness. Whether learned beats the fairest
 frozen control is the open question, and should depend on separation.
 
-Found: docs/results/README.md. Cost on 2 cores: headline about 9 minutes; docs/measurements/figures.md has the other
-figures.
+Found: docs/results/README.md (fig4 ran once, before k-means was an arm: its fairest was rows from data). Cost on 2
+cores: headline about 9 minutes; docs/measurements/figures.md has the other figures.
 """
 
 from __future__ import annotations
