@@ -23,6 +23,7 @@ noisy score itself as the gate, biases, an early stop, noise also on test sample
 Rules where both are silent, set on seeds from 5000 on.
   steps       500 (released: 501, at most; evaluations come at equal distances), single models 800 (801). printed: see
               STEPS.
+  singles     one run of theirs each, in a prediction interval of three seeds of ours: next to no power.
   data        a data set of our own for each setting, by the same law; test clusters are equally frequent.
   balance     Table 9 has neither formula nor coefficient: the released code's term, 1e-4 E^2 mean_e(load_e mean
               score_e).

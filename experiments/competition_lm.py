@@ -25,7 +25,8 @@ winners are the layer's output (section 3.1).
 
 Rules of the default scale, fixed before its evaluation seeds ran; none looks at competition against SMoE. Methods of
 table2 and details of flops, fig3 and options: docs/decisions/pham2024.md.
-  loss        of flops and decisive: the last test loss, in nats.
+  loss        of flops and decisive: the last test loss, in nats (all else at the best validation, as the paper).
+  lambda      .05, weight 1 of the router's loss: not cross-validated, where the paper chooses lambda, then alpha.
   gate        no verdict on a claim unless both of its arms beat an interpolated 5-gram of the training text on the
               validation rows.
   effect      smallest effect of interest: .01 bits per character. seeds: 3100 on.
@@ -585,6 +586,17 @@ TABLE_F = {
 }
 
 
+def claim_routers(config: ConfigDict) -> Iterator[Claim]:
+    """Returns the paper's order of SMoE and competition for each of its six routers ("lower in four out of six")."""
+    routers = (*zip(TABLE_F["compete"][0], TABLE_F["learned"][0], strict=True),)
+    for layer, (ours, theirs) in enumerate(routers if config.transformer.sparse_layers == len(routers) else ()):
+        surer, other = (COMPETE, LEARNED) if ours < theirs else (LEARNED, COMPETE)
+        statement = f"router {layer + 1}: {NAMED[surer['arm']]} is surer than {NAMED[other['arm']]}"
+        yield writer(config, {}, f"router/entropy_test/decoder_{layer}").order(
+            f"pham.table10.routers.{layer + 1}", statement, f"{ours} against {theirs}", surer, other
+        )
+
+
 def claim_table10(config: ConfigDict) -> Iterator[Claim]:
     """Returns claims about the entropies of routers on the test set, with the paper's values."""
     write, spread = writer(config, {}, "router/entropy_test"), writer(config, {}, "router/entropy_test_std")
@@ -598,6 +610,8 @@ def claim_table10(config: ConfigDict) -> Iterator[Claim]:
         if arm != "compete":
             statement = f"competition makes routers surer than {arm} does"
             yield write.order(f"{name}.order", statement, f"{means['compete']} against {entropy}", COMPETE, side)
+        if arm == "learned":
+            yield from claim_routers(config)
         for layer, reported in enumerate(routers if config.transformer.sparse_layers == len(routers) else ()):
             statement = f"{arm}: entropy of router {layer + 1}, small, enwik8"
             yield write.beside(
@@ -688,6 +702,35 @@ METHODS = Figure(
     computed=("arms", *dict.fromkeys(key for changes in OPTIONS.values() for key in changes)),
 )  # fmt: skip
 
+# The paper's future work: competition and the balancing loss
+
+
+def claim_balanced(config: ConfigDict) -> tuple[Claim, ...]:
+    """Returns the orders of a balance loss beside competition: in bits, and in what it is to mend."""
+    competing, balanced, name = {"arm": "compete_balanced"}, {"arm": "balance_loss"}, "competition with a balance loss"
+    load, alike = {"metric": "router/load_max"}, {"metric": "router/alike"}
+    asked: tuple[tuple[str, str, dict[str, str], dict[str, str], dict[str, str]], ...] = (
+        ("gain", f"{name} has fewer bits than without", competing, COMPETE, {}),
+        ("smoe", f"{name} has fewer bits than SMoE without", competing, LEARNED, {}),
+        ("fair", f"{name} has fewer bits than SMoE with one", competing, balanced, {}),
+        ("load", f"{name} loads the most loaded expert less than without", competing, COMPETE, load),
+        ("alike", f"{name} makes the experts' outputs less alike than SMoE with one", competing, balanced, alike),
+    )
+    write = writer(config, {})
+    return tuple(
+        write.order(f"routed.competition.lm.balanced.{id}", statement, "future work", lower, higher, **metric)
+        for id, statement, lower, higher, metric in asked
+        if higher["arm"] in config.arms
+    )
+
+
+BALANCED = Figure(
+    "competition and SMoE, with and without a balance loss, after all of table 9's steps",
+    {"arms": ("learned", "compete_balanced", "compete", "balance_loss"), "seeds": 4, "checkpoint.every": 0},
+    claims=claim_balanced,
+    plots=lambda config: (PAIRED, *TRAINING),
+)
+
 AS_RELEASED = TABLE9._replace(
     line="Table 9 as released: loss, start, and competition at every step",
     changes=LIGHT | PRESETS["released"],
@@ -700,6 +743,7 @@ AS_RELEASED = TABLE9._replace(
 FIGURES = {
     "": TABLE9, "table9": TABLE9, "flops": FLOPS, "decisive": DECISIVE, "table2": TABLE2, "fig2": FIG2, "fig3": FIG3,
     "table4": TABLE4, "table5": TABLE5, "table10": TABLE10, "options": METHODS, "released": AS_RELEASED,
+    "balanced": BALANCED,
 }  # fmt: skip
 
 

@@ -35,8 +35,8 @@ Rules where the paper is silent. None looks at learned against frozen; docs/deci
 Expected: learned below frozen at top-1 (the paper), most of that from sharpness. Whether learned beats the fairest
 frozen control is the open question, and should depend on separation.
 
-Found: docs/results/README.md. Cost on 2 cores: headline about 9 minutes; docs/measurements/figures.md has the other
-figures.
+Found: docs/results/README.md (fig4 ran once, before k-means was an arm: its fairest was rows from data). Cost on 2
+cores: headline about 9 minutes; docs/measurements/figures.md has the other figures.
 """
 
 from __future__ import annotations
@@ -444,6 +444,42 @@ RATES_CONSTANT = Figure(
     plots=lambda config: (LOSS, TRAINING),
 )
 
+# Remark 1: mixture and dense nets against width.
+
+
+def width_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """Returns widths of the experts' hidden layers; the dense nets have the parameters of such a mixture."""
+    return product(experts__width=(2, 16) if config.scale == "smoke" else (2, 8, 32, 96))
+
+
+def width_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """Returns the orders of Remark 1 at the narrowest and at the widest models, and ours beside them."""
+    narrow, *_, wide = (point["experts.width"] for point in width_sweep(config))
+    active, total = {"arm": "dense_active"}, {"arm": "dense_total"}
+    under = Writer(comparability(config), at={"experts.width": narrow}, prefix="dikkala.remark1.")
+    over, clear = under._replace(at={"experts.width": wide}), "a clear advantage, whatever the router learns"
+    ours, expert = "routed.gmm.width.", "beats the dense net of one expert"
+    return (
+        under.order("under.learned", f"width {narrow}: learned {expert}", clear, LEARNED, active),
+        under.order("under.frozen", f"width {narrow}: frozen {expert}", clear, FROZEN, active),
+        over.order("over.total", f"width {wide}: the dense net of all parameters beats learned",
+                   "the largest dense net outperforms", total, LEARNED),
+        under._replace(prefix=ours).order("under.total", f"width {narrow}: learned beats the dense net of all weights",
+                                          "not asked", LEARNED, total),
+        over._replace(prefix=ours).order("over.active", f"width {wide}: learned {expert}", "the benefit goes away",
+                                         LEARNED, active),
+    )  # fmt: skip
+
+
+WIDTH = Figure(
+    "Remark 1: mixture and dense nets against width, under- and over-parameterised",
+    {"arms": (*PAIR, "dense_active", "dense_total"), "data.samples": 1024, "rates": "tuned", "seed": 450, "seeds": 10,
+     "tune.multipliers": (0.3, 1.0, 3.0, 10.0, 30.0)},
+    sweep=width_sweep,
+    claims=width_claims,
+    plots=lambda config: (LOSS | {"x": "experts.width"}, TRAINING),
+)  # fmt: skip
+
 # Separation x samples.
 
 
@@ -504,7 +540,7 @@ SENSITIVITY = Figure(
 FIGURES = {
     "": HEADLINE, "fig2a": FIG2A, "fig2b": FIG2B, "fig2c": FIG2C, "fig3": FIG3, "fig4": FIG4,
     "spurious": SPURIOUS, "norms": NORMS, "rates": RATES_FIGURE, "rates_constant": RATES_CONSTANT,
-    "phase": PHASE, "sensitivity": SENSITIVITY,
+    "width": WIDTH, "phase": PHASE, "sensitivity": SENSITIVITY,
 }  # fmt: skip
 
 

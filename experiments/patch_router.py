@@ -636,6 +636,83 @@ def theory_plots(config: ConfigDict) -> tuple[dict, ...]:
     )
 
 
+# Width: the theorems ask for l^10 (separate) and n^10 (CNN) neurons.
+
+WIDTH = "experts.width"
+WIDTH_SIDES: Families = {
+    "router trained first": {f"separate, l = {each}": {"arm": "separate", **taking(each)} for each in (2, 8)},
+    "no router": {"CNN": CNN},
+}
+
+
+def widths(config: ConfigDict) -> tuple[int, ...]:
+    """Returns neurons of each of the two experts; the CNN has those of both."""
+    return (2, 4) if config.scale == "smoke" else (1, 2, 4, 8, 16, 32)
+
+
+def width_sweep(config: ConfigDict) -> tuple[Point, ...]:
+    """Returns every width with the point of every side, at one number of samples."""
+    points = sweep_of(config, (config.data.samples,), flat(WIDTH_SIDES))
+    sides = tuple({key: value for key, value in point.items() if key != N} for point in points)
+    return cross(product(experts__width=widths(config)), sides)
+
+
+def width_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """Returns the order of the neurons that each side needs for 95 % (Theorems 4.2 and 4.3)."""
+    sides, along = flat(families_of(config, WIDTH_SIDES)), Along(WIDTH, widths(config))
+    write = writer(config, "chowdhury.theory.width.")
+    return tuple(
+        write.reach(id, f"{lower} needs fewer neurons than {higher} for 95 % with {config.data.samples} samples",
+                    "l^10 against n^10 in the bounds", sides[lower], sides[higher], along, LEVEL)
+        for id, lower, higher in (
+            ("4.2-4.3", "separate, l = 2", "CNN"), ("4.2.l", "separate, l = 2", "separate, l = 8"),
+            ("4.3.l8", "separate, l = 8", "CNN"),
+        )
+    )  # fmt: skip
+
+
+# Several classes (Appendix M): an expert for each of four, rows trained in pairs of classes, cross-entropy.
+
+CLASSES = 4
+OF_CLASSES = THEORY | {
+    "data.name": "generated_classes", "data.target": "class", "data.target_dim": CLASSES, "data.pattern_sets": 4,
+    "data.delta_r": 0.3, "loss": "cross_entropy", "experts.count": CLASSES, "experts.width": 10, "stop.errors": False,
+    "stop.epochs": 150, "steps": 16000, "eval_every": 16000, "seed": 240, "router.decisive_labels": CLASSES,
+}  # fmt: skip
+CLASS_SIDES: Families = {
+    "k = c = 4, gates 1": {
+        **{f"separate, l = {each}": {"arm": "separate_pairs", **taking(each)} for each in (2, 8)},
+        "frozen": {"arm": "frozen"},
+        "oracle": {"arm": "oracle_patch"},
+    },
+    "k = 8, softmax gates": {"joint, l = 6": {"arm": "learned", **JOINT, "router.init_scale": std(1e-4, 32)}},
+    "no router": {"CNN": CNN},
+}
+
+
+def classes_claims(config: ConfigDict) -> tuple[Claim, ...]:
+    """Returns the appendix's counterparts of Lemma 4.1 and Theorems 4.2, 4.3 and 4.5, and our controls."""
+    sides, samples = flat(families_of(config, CLASS_SIDES)), theory_sizes(config)
+    write, along = writer(config, "chowdhury.theory.M."), Along(N, samples)
+    few, many = samples[0], samples[-1]
+    separate = sides["separate, l = 2"]
+
+    def fewer(write: Writer, id: str, paper: str, lower: str, higher: str) -> Claim:
+        statement = f"four classes: {lower} needs fewer samples than {higher}"
+        return write.reach(id, statement, paper, sides[lower], sides[higher], along, LEVEL)
+
+    ours, bound = write._replace(prefix="routed.patches.classes."), "order of the bound"
+    return (
+        write.order("4.1", f"four classes: with {many} samples experts take the pattern more often than with {few}",
+                    "always, of enough samples", separate | {N: few}, separate | {N: many}, metric="patches/hit"),
+        fewer(write, "4.2-4.3", bound, "separate, l = 2", "CNN"),
+        fewer(write, "4.2.l", bound, "separate, l = 2", "separate, l = 8"),
+        fewer(write, "4.5-4.3", bound, "joint, l = 6", "CNN"),
+        fewer(ours, "selection", "not asked", "separate, l = 2", "frozen"),
+        fewer(ours, "oracle", "not asked", "oracle", "separate, l = 2"),
+    )  # fmt: skip
+
+
 # What the paper and the released code do differently, one at a time.
 
 #: name -> what it changes of the separate mixture, of the joint one, of the CNN; None: it does not concern that one.
@@ -745,6 +822,25 @@ FIGURES = {
         sweep=lambda config: sweep_of(config, theory_sizes(config), flat(THEORY_SIDES)),
         claims=theory_claims,
         plots=theory_plots,
+    ),
+    "width": Figure(
+        "data of the theory: accuracy against neurons, where the bounds have l^10 and n^10",
+        THEORY | {"data.samples": 320, "seed": 230},
+        sweep=width_sweep,
+        claims=width_claims,
+        plots=lambda config: (reached_plot(config, WIDTH_SIDES, x=WIDTH, name="width"),),
+    ),
+    "classes": Figure(
+        "four classes, an expert for each, rows trained in pairs of classes (Appendix M)",
+        OF_CLASSES,
+        sweep=lambda config: sweep_of(config, theory_sizes(config), flat(CLASS_SIDES)),
+        claims=classes_claims,
+        plots=lambda config: (
+            reached_plot(config, CLASS_SIDES),
+            *curves_plot(
+                N, ("test/accuracy", "patches/hit"), name="hits", arms=("separate_pairs", "frozen", "learned")
+            ),
+        ),
     ),
     "sensitivity": Figure(
         "every option in which the paper and the released code differ, one at a time, at N = 300",

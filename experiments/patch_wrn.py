@@ -12,29 +12,29 @@ random, and more and fewer patches a head, up to all of them: how much of the ga
     routed run --config=patch_wrn:fig16 --config.data.directory=DIR     # vehicles among animals
     routed run --config=patch_wrn:patches --config.data.directory=DIR   # l from 1 to n, fig16's data
     routed run --config=patch_wrn:spurious --config.data.directory=DIR  # a misleading colour, fig16's data
+    routed run --config=patch_wrn:gate --config.data.directory=DIR      # equation and released code, fig16's data
     routed run --config=patch_wrn:fig10 --config.data.directory=DATA_DIR # CelebA: smiling (fig11, fig12, table2)
     routed run --config=patch_wrn:smoke                                 # artificial images, no files
 
 DIR is the folder with CIFAR-10's binary version, DATA_DIR a data_dir in which TFDS prepared celeb_a. Scales: smoke
-(artificial images, no verdicts worth reading), default (2 CPU cores: images halved, factor 1), gpu (images as they
-are, factor 4), paper (factor 10, their sizes).
+(artificial images), default (2 CPU cores: images halved, factor 1), gpu (as they are, factor 4), paper (factor 10).
 
 From the paper: 10 layers; k = 4, patches of one position of the map, l = 16 of 64 (CIFAR); k = 8, patches of a
 sixteenth of the map, l = 2 of 16, filters 3 x 3 (CelebA); weights of the router N(0, 1e-4^2); the last block's
-shortcut falls away; SGD .1 without momentum, batches of 128, no augmentation. From the released code: gates are shares
-of a softmax over *all* patches, of which the l largest are kept (the paper's equation has a softmax over the l chosen
-patches).
+shortcut falls away; SGD .1 without momentum, batches of 128, no augmentation. Gates are the released code's: a softmax
+over *all* patches, of which the l largest are kept (selection.patch_weights=all). `chosen` is the equation's softmax
+over the l chosen patches. fig15 keeps l / n = 1/4, where its released script has 2 of 64.
 
-Rules where they are silent, or where two cores ask for less. None looks at learned against another arm, and nothing
-was tuned.
+Rules where they are silent, or where two cores ask for less. None looks at learned against another arm; nothing tuned.
   weights     experts have as many as the convolution that they replace, as the paper says: 9 x 64 factor filters of 1
               x 1, in all. The released code has a ninth of that on CIFAR.
   batches     drawn with replacement; 64 at the default scale.
+  fewer       the mixture against the network on five times as many images, as the paper says.
   horizon     `gate.horizon` 1: the number of steps belongs to the protocol.
   effect      smallest effect of interest: one point of accuracy. seeds: 600 to 604.
 
 Expected beforehand: the mixture above the network on vehicles, where a quarter of the map decides, about equal on
-CIFAR-10; a learned router above a frozen router where the object's place varies; random patches below both.
+CIFAR-10; a learned router above a frozen router where the object's place varies; random patches below. Gates: level.
 
 Found: docs/results/README.md, docs/decisions/chowdhury2023.md. Cost: 60 runs a figure of CIFAR-10, 69 minutes planned
 for one loaded core (docs/measurements/figures.md).
@@ -42,6 +42,7 @@ for one loaded core (docs/measurements/figures.md).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from ml_collections import ConfigDict
@@ -112,6 +113,7 @@ SIZES = {
     "fig16": ((1000, 5000, 20000), (4000, 8000, 12000, 16000, 20000)),
     "patches": ((5000,), (20000,)),
     "spurious": ((5000,), (20000,)),
+    "gate": ((5000,), (20000,)),
     "fig10": ((400, 2000, 10000), (2000, 4000, 6000, 8000, 10000)),
     "fig11": ((400, 2000, 10000), (5000, 10000, 15000, 20000, 25000)),
     "fig12": ((400, 2000, 10000), (4000, 8000, 12000, 16000)),
@@ -168,6 +170,20 @@ def by_size(config: ConfigDict) -> tuple[Point, ...]:
     return product(data__samples=sizes_of(config))
 
 
+def fifth(sizes: tuple[int, ...]) -> tuple[int, int]:
+    """Returns the two sizes whose ratio is nearest to a fifth; of equally near ones the largest two."""
+    pairs = [(few, many) for many in sizes for few in sizes if few < many]
+    return max(pairs, key=lambda pair: (-abs(math.log(5 * pair[0] / pair[1])), pair))
+
+
+def by_gate(config: ConfigDict) -> tuple[Point, ...]:
+    """Returns the gate of the released code and that of the paper's equation."""
+    size = {"data.samples": sizes_of(config)[-1]}
+    return tuple(
+        size | {"selection.patch_weights": gate, "selection.eval.patch_weights": gate} for gate in ("all", "chosen")
+    )
+
+
 def by_colour(config: ConfigDict) -> tuple[Point, ...]:
     """... once without and once with a spurious attribute."""
     return product(data__samples=sizes_of(config), data__spurious_fraction=(0.0, 0.95))
@@ -211,12 +227,12 @@ def controls(ours: Writer, arms: tuple[str, ...], id: str, at: Mapping[str, obje
 
 
 def claims_of(id: str, label: str, same: bool):
-    """The mixture above the network at every size, and with the smallest training set against the largest."""
+    """The mixture above the network at every size, and on a fifth of the images that the network has."""
 
     def claims(config: ConfigDict) -> tuple[Claim, ...]:
         paper, ours = writers(config, same)
         sizes = sizes_of(config)
-        least, most = ({"data.samples": n} for n in (sizes[0], sizes[-1]))
+        most = {"data.samples": sizes[-1]}
         orders = [
             paper.order(
                 f"{id}.N{n}", f"{label}, {n} images: WRN-pMoE above WRN", "above", WRN, LEARNED, at={"data.samples": n}
@@ -225,9 +241,11 @@ def claims_of(id: str, label: str, same: bool):
         ]
         orders += [paper.beside(f"{id}.{name}", f"{label}: accuracy of {name}, all images", "not readable", side,
                                 at=most) for name, side in (("wrn", WRN), ("pmoe", LEARNED))]  # fmt: skip
-        fewer = f"{label}: WRN-pMoE with {sizes[0]} images above WRN with {sizes[-1]}"
+        few, many = fifth(sizes)
+        fewer = f"{label}: WRN-pMoE with {few} images above WRN with {many}"
         asked = "less than a fifth of the samples for 86 %" if id == "fig10" else "fewer samples"
-        orders.append(paper.order(f"{id}.fewer", fewer, asked, WRN | most, LEARNED | least))
+        orders.append(paper.order(f"{id}.fewer", fewer, asked, WRN | {"data.samples": many},
+                                  LEARNED | {"data.samples": few}))  # fmt: skip
         return (*orders, *controls(ours, config.arms, id, most))
 
     return claims
@@ -275,6 +293,24 @@ def claims_of_patches(config: ConfigDict) -> tuple[Claim, ...]:
     )  # fmt: skip
 
 
+def claims_of_gate(config: ConfigDict) -> tuple[Claim, ...]:
+    """Returns the order of the two gates, and at each gate the mixture against the network and its frozen self."""
+    _, ours = writers(config, same=False)
+    code, equation = ({"selection.patch_weights": gate} for gate in ("all", "chosen"))
+    orders = [
+        ours.order("gate.equation", "a softmax over the l chosen patches (equation) beats one over all (released code)",
+                   "not asked", LEARNED | code, LEARNED | equation),
+    ]  # fmt: skip
+    for name, gate, range_of in (("code", code, "over all patches"), ("chosen", equation, "over the chosen patches")):
+        order = ours._replace(at=gate).order
+        orders += [
+            order(f"gate.{name}.mixture", f"softmax {range_of}: WRN-pMoE above WRN", "above", WRN, LEARNED),
+            order(f"gate.{name}.frozen", f"softmax {range_of}: a router that learns beats one that does not",
+                  "not asked", FROZEN, LEARNED),
+        ]  # fmt: skip
+    return tuple(orders)
+
+
 def claims_of_table(config: ConfigDict) -> tuple[Claim, ...]:
     """FLOPs of the training; seconds are no column of a result (`python -m routed.bench patches` measures them)."""
     paper, _ = writers(config, same=config.scale != "smoke")
@@ -318,6 +354,14 @@ def plots_of_patches(config: ConfigDict) -> tuple[dict, ...]:
     return ({"kind": "curves", "name": "accuracy", "x": "selection.patches", "metrics": metrics}, *training(config))
 
 
+def plots_of_gate(config: ConfigDict) -> tuple[dict, ...]:
+    """Returns accuracy by the gate, and the training."""
+    return (
+        {"kind": "curves", "name": "accuracy", "x": "selection.patch_weights", "metrics": ("test/accuracy",)},
+        *training(config),
+    )
+
+
 def _of_cifar(figure: str, line: str, scene: str, classes: int) -> Figure:
     id, label = (figure or "fig14"), line.partition(":")[0]
     return Figure(
@@ -337,6 +381,8 @@ FIGURES = {
         "vehicles among animals of a colour that misleads", VEHICLES, by_colour,
         claims_of_colour("spurious", "vehicles, colour of the scene", same=False), plots_of_colour,
     ),
+    "gate": Figure("vehicles among animals: softmax over all patches or over the chosen ones",
+                   VEHICLES | {"arms": ("learned", "frozen", "wide_resnet")}, by_gate, claims_of_gate, plots_of_gate),
     "fig10": Figure("CelebA, smiling (Fig. 10)", faces(2, SIZES["fig10"][0]), by_size,
                     claims_of("fig10", "CelebA, smiling", same=True), plots),
     "fig11": Figure(

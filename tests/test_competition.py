@@ -7,10 +7,12 @@ import pytest
 
 from routed.contracts import Routing, UserError
 from routed.experts import EXPERTS, Constant, Linear
+from routed.layer.auxiliary import auxiliary
 from routed.layer.moe import MoE
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import select, work
 from routed.papers.pham2024 import competition
+from routed.papers.pham2024.arms import ARMS
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.routers import ROUTERS
@@ -58,6 +60,22 @@ def test_the_largest_outputs_win_by_hand():
     assert routing.expert.reshape(6, 2).tolist() == [[1, 3]] * 6
     np.testing.assert_allclose(y, np.tile([-2 * 0.268941, 3 * 0.731059], (6, 1)), rtol=1e-5)
     np.testing.assert_allclose(routing.scores, X @ params["router"]["kernel"], rtol=1e-5)  # the router's, whoever wins
+
+
+def test_a_balance_loss_counts_the_winners_load():
+    """Experts 1 and 3 win, the router is sure of 0 and 2 (half each): 4 (.5 * 0 + .5 * 0) = 0.
+
+    A layer that does not compete sends tokens where its router is sure: 4 (.5 * .5 + .5 * .5) = 2.
+    """
+    value = jnp.array([[1.0, 0], [0, 3], [0, 0], [-2, 0]])[:, None]
+    x = jnp.ones((6, 3))
+    for share, expected in ((1.0, 0.0), (0.0, 2.0)):
+        moe = layer(Constant(2), **{"selection.competition_rate": share})
+        kernel = jnp.zeros((3, 4)).at[0].set(jnp.array([20.0, 0.0, 20.0, 0.0]))
+        _, routing = ran(moe, made(moe) | {"experts": {"value": value}, "router": {"kernel": kernel}}, x)
+        total, _ = auxiliary(routing, {"balance": 1.0})
+        np.testing.assert_allclose(total, expected, atol=1e-6)
+    assert ARMS["compete_balanced"].changes == ARMS["compete"].changes | {"losses.balance": 0.01}
 
 
 @pytest.mark.slow

@@ -524,7 +524,7 @@ def test_lines_and_figures_are_on_the_page(tmp_path):
     }  # fmt: skip
     page.write_page(tmp_path / "report.html", [part])
     text = (tmp_path / "report.html").read_text()
-    assert "at each of 6 points: 6 supported" in text and "data.samples = 512, experts.count = 16" in text
+    assert "at each of 6 points: 6 exact" in text and "data.samples = 512, experts.count = 16" in text
     assert "Not drawn, as nothing of theirs has run: lost." in text
 
 

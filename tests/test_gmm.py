@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
+from routed.experts.mlp import mlp_parameters
+from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.settings.tree import node_of, override
 from routed.tasks import worlds
@@ -135,3 +137,16 @@ def test_an_offset_moves_inputs_and_nothing_else(small, target):
 def test_more_groups_than_clusters_are_refused(small):
     with pytest.raises(UserError, match=r"data.groups=5: must be at most data.clusters=4"):
         validate(override(small, {"data.groups": 5}))
+
+
+def test_the_ends_of_remark_1_are_under_and_over_parameterised():
+    """1,024 samples of 10 outputs: 10,240 numbers.
+
+    Width 2: an expert has 24 * 2 + 2 + 2 * 2 + 2 + 2 * 10 + 10 = 86 weights, the mixture 64 * 86 + 64 * 24 = 7,040.
+    Width 96: 2,400 + 9,312 + 970 = 12,682; the dense net of one expert has the router's 1,536 beside it: 14,218.
+    """
+    module, config = experiment.configure("gmm_router:width", [])
+    narrow, *_, wide = (point["experts.width"] for point in experiment.figure_of(module, config).sweep(config))
+    of_one, router = [mlp_parameters(24, 10, config.experts.depth, width) for width in (narrow, wide)], 64 * 24
+    assert of_one == [86, 12682]
+    assert 64 * of_one[0] + router < 10 * config.data.samples < of_one[1] + router

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
-from routed.papers.chowdhury2023 import generated
+from routed.papers.chowdhury2023 import classes, generated
 from routed.plan.checks import validate
 from routed.settings.tree import override
 from routed.tasks import TASKS, images, worlds
@@ -33,6 +33,41 @@ def drawn(config, pool):
         return world, worlds.test_batch(task, world, data), worlds.examples(task, world, pool, data)
 
     return *make(jax.random.key(3), shared), data
+
+
+# --- several classes ---
+
+FOUR = {"data.name": "generated_classes", "data.target": "class", "data.target_dim": 4, "loss": "cross_entropy",
+        "data.pattern_sets": 4, "data.dim": 12, "data.positions": 3, "data.test_samples": 400,
+        "data.samples": 40}  # fmt: skip
+
+
+def test_patterns_of_classes_by_hand(small):
+    """delta_d = 0: o_i = e_i, and q = +-2 delta_r m + rest, m = (e_1 + .. + e_4) / 2: .6 and .8 of delta_r = .3.
+
+    delta_d = .75: a = .5, 1 + 3 * .75 = 3.25, so b = (1.802776 - .5) / 4 = .325694.
+    """
+    axes = classes.Axes(jnp.eye(12)[:4], jnp.eye(12)[4:8])
+    data = override(small, SIGN | FOUR | {"data.delta_d": 0.0, "data.delta_r": 0.3, "data.spread": 0.0}).data
+    np.testing.assert_allclose(classes.patterns(axes, data), np.eye(12)[:4], atol=1e-6)
+    drawn_batch = classes.draw(axes, None, jax.random.key(0), 40, data)
+    x, cluster = np.asarray(drawn_batch.x), np.asarray(drawn_batch.cluster)
+    assert (drawn_batch.y.argmax(1) == cluster.min(1)).all() and ((cluster < 4).sum(1) == 1).all()
+    for j, sign in enumerate((1, -1, 1, -1)):
+        q = 0.3 * sign * np.eye(12)[:4].sum(0) + 0.8 * np.eye(12)[4 + j]
+        np.testing.assert_allclose(x[cluster == 4 + j], np.tile(q, ((cluster == 4 + j).sum(), 1)), atol=1e-6)
+    close = override(small, SIGN | FOUR | {"data.delta_d": 0.75, "data.delta_r": 0.3}).data
+    o = classes.patterns(axes, close)
+    np.testing.assert_allclose(o[0, :4], [0.825694, 0.325694, 0.325694, 0.325694], rtol=1e-5)
+    np.testing.assert_allclose(o @ o.T, 0.25 * np.eye(4) + 0.75, atol=1e-6)
+
+
+def test_pairs_of_classes_by_hand():
+    """Two patches, scores of four experts summed to 3, 7, 1, 5: class 1 has 7 - 3, class 2 3 - 7, class 4 1 - 5."""
+    scores = jnp.tile(jnp.array([[1.0, 3, 0, 2], [2, 4, 1, 3]]), (3, 1))
+    prediction = classes.summed(scores, 3)
+    assert prediction.tolist() == [[3, 7, 1, 5]] * 3
+    assert classes.pairwise(prediction, jnp.eye(4)[jnp.array([0, 1, 3])]).tolist() == [4, -4, -4]
 
 
 # --- generated ---

@@ -117,7 +117,7 @@ def test_joined_parts_are_the_whole(parts, tmp_path, caplog):
 def test_the_command_joins_parts(parts, tmp_path, monkeypatch, capsys):
     out = tmp_path / "page.html"
     monkeypatch.setattr(report, "OUT", type("Out", (), {"value": str(out)}))
-    for flag in ("FINDINGS", "DOCS"):
+    for flag in ("FINDINGS", "DOCS", "REJUDGE"):
         monkeypatch.setattr(report, flag, type("Unset", (), {"value": None}))
     report.main(["report", str(parts / "part1"), str(parts / "part2")])
     assert "tiny.claim" in capsys.readouterr().out and out.exists()

@@ -14,6 +14,7 @@ from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import select
 from routed.papers.chowdhury2023 import celeba, scenes, wide_resnet
 from routed.papers.chowdhury2023.wide_resnet import Convolution, Trunk
+from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.plan.config import canonical
 from routed.settings.tree import node_of, override
@@ -47,6 +48,26 @@ def made(config, samples=5):
     batch = Batch(x, jax.nn.one_hot(label, 4), label)
     params, state = jax.jit(model.init)(jax.random.key(1), batch)
     return model, params, state, batch
+
+
+# --- the experiment ---
+
+
+def test_the_smaller_side_has_a_fifth_of_the_images():
+    """|log(5 ratio)|: 1,000 of 5,000 is 0, 5,000 of 20,000 is log 1.25, 1,000 of 20,000 log 4."""
+    fifth = experiment.load("patch_wrn").fifth
+    assert fifth((1000, 5000, 20000)) == (1000, 5000)
+    assert fifth((4000, 8000, 12000, 16000, 20000)) == (4000, 20000)
+    assert fifth((400, 2000, 10000)) == (2000, 10000)  # both pairs are a fifth: the larger
+    assert fifth((4000, 8000, 12000, 16000)) == (4000, 16000)  # a quarter is nearest
+
+
+def test_gates_of_equation_and_code_by_hand():
+    """Scores 0, log 2, log 5 of one expert that takes two of three patches: shares 1/8, 2/8, 5/8 over all."""
+    scores = jnp.log(jnp.array([[1.0], [2.0], [5.0]]))
+    for gate, weights in (("all", [5 / 8, 2 / 8]), ("chosen", [5 / 7, 2 / 7])):
+        routing = select(SelectionRule("patch_choice", patches=2, patch_weights=gate, group_size=3), scores)
+        np.testing.assert_allclose(sorted(np.ravel(routing.weight), reverse=True)[:2], weights, rtol=1e-5)
 
 
 # --- models ---

@@ -5,6 +5,8 @@ from routed.analysis.plots import PLOTS
 from routed.experts import EXPERTS
 from routed.layer.selection import SELECTIONS
 from routed.models import SAMPLE_MODELS
+from routed.papers.chowdhury2023.classes import PAIRS
+from routed.papers.chowdhury2023.classes import TASK as CLASSES
 from routed.papers.chowdhury2023.collages import TASK as COLLAGES
 from routed.papers.chowdhury2023.decisive_patches import ALL_PATCHES_ACCURACY, DECISIVE_PATCHES, SUCCESS_SHARE
 from routed.papers.chowdhury2023.generated import TASK as GENERATED
@@ -25,11 +27,13 @@ KINDS[SampleNeed.kind] = SampleNeed
 KINDS[Exponent.kind] = Exponent
 TASKS["scenes"] = SCENES
 TASKS["generated"] = GENERATED
+TASKS["generated_classes"] = CLASSES
 TASKS["collages"] = COLLAGES
 EXPERTS["neurons"] = NEURONS
 ROUTERS["decisive"] = DECISIVE
 SELECTIONS["patch_choice"] = PATCH_CHOICE
 TASK_LOSSES["scores"] = SCORES
+TASK_LOSSES["pairs"] = PAIRS
 PROBES["success"] = SUCCESS_SHARE
 PROBES["all_patches"] = ALL_PATCHES_ACCURACY
 PROBES["decisive_patches"] = DECISIVE_PATCHES
@@ -47,6 +51,16 @@ ARMS |= {
             "selection.eval.patch_weights": "one",
         },
         "router trained first, then fixed",
+        "#4477AA",
+    ),
+    # Appendix M: an expert for each class, and rows that are trained in pairs of classes.
+    "separate_pairs": Arm(
+        {
+            "phases": ("epochs=100 train=router loss=pairs", "train=experts"),
+            "selection.patch_weights": "one",
+            "selection.eval.patch_weights": "one",
+        },
+        "router trained first, in pairs of classes",
         "#4477AA",
     ),
     # The oracle knows the patch that decides; random patches ignore it.

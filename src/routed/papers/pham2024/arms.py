@@ -31,6 +31,9 @@ ARMS: dict[str, Arm] = {
     "compete_random": Arm(_COMPETE | {"selection.winners": "random"}, "random winners", "#CC79A7"),
     "compete_dense": Arm(_COMPETE | {"selection.winners": "all"}, "dense steps, nobody wins", "#009E73"),
     "compete_distil": Arm(_COMPETE | {"selection.output_of_winners": False}, "competition, only distilled", "#56B4E9"),
+    # Competition beside a balance loss, which the paper leaves to future work (6.1, Section 7): on a competing step the
+    # load is that of the winners, the probabilities are the router's.
+    "compete_balanced": Arm(_COMPETE | {"losses.balance": 0.01}, "competition, balance loss .01", "#A50026"),
     # Baselines as published. StableMoE (Dai et al. 2022): one expert, weighted by a sigmoid; for a tenth of the steps
     # the router learns and teaches a router of token ids, which then decides. SMoE-Dropout (Chen et al. 2023): a frozen
     # router whose K grows to all experts. HyperRouter (Do et al. 2023): a frozen network computes the router's weights
