@@ -25,9 +25,9 @@ LIMITS = {
     'code: tests `"key" in config`': 4,
     "documents: lines over 100 characters": 0,
     "documents: sentences over 28 words": 28,
-    "documents: words": 53_600,
+    "documents: words": 54_000,
     "experiments: docstrings over 40 lines": 0,
-    "lines: all of src": 41_900,
+    "lines: all of src": 42_100,
     "lines: core": 25_400,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}

@@ -16,6 +16,14 @@ from routed.tasks import TASKS
 from routed.training.probes import PROBES
 from routed.training.task_losses import TASK_LOSSES
 
+#: Factor of the experts' rate for gradients that are not normalised (docs/decisions/chen2022.md).
+PLAIN_RATE = 50.0
+NOISELESS = {"router.noise": "none"}
+PLAIN = {
+    "optimizer.normalise": "none",
+    "experts.learning_rate": lambda config: PLAIN_RATE * config.experts.learning_rate,
+}
+
 TASKS["patches"] = PATCHES
 TASKS["rotated"] = ROTATED
 TASKS["augmented"] = AUGMENTED
@@ -30,6 +38,11 @@ PROBES["group_hit"] = GROUP_HIT
 SAMPLE_MODELS["ensemble"] = ENSEMBLE
 # All experts of the mixture compute every sample; their probabilities are averaged at evaluation.
 ARMS["ensemble"] = Arm({"model": "ensemble"}, "ensemble of all experts", "#EE3377")
+# Algorithm 1 without Key Technique 1, without Key Technique 3, and without both. Plain gradients have a rate of their
+# own: those of the cubic experts are small at first, and no step would be taken at the rate of normalised ones.
+ARMS["learned_noiseless"] = Arm(NOISELESS, "learned, no noise", "#56B4E9")
+ARMS["learned_plain"] = Arm(PLAIN, "learned, plain gradients", "#009E73")
+ARMS["learned_plain_noiseless"] = Arm(NOISELESS | PLAIN, "learned, neither", "#E69F00")
 PLOTS["latent"] = LATENT_PLOT
 PLOTS["examples"] = EXAMPLES_PLOT
 PLOTS["products"] = PRODUCTS_PLOT

@@ -23,6 +23,7 @@ from routed.metrics import agreement
 from routed.metrics.router import PROBE
 from routed.models.model import Model, ModelPart, Outputs
 from routed.models.single_layer import SITE
+from routed.papers.chen2022.groups import group_gap, group_share
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
 from routed.training.probes import Evaluation, Probe
@@ -52,11 +53,15 @@ def _errors(problem: SampleProblem, history: dict[str, Any]) -> dict[str, np.nda
 
 
 def _hits(problem: SampleProblem, history: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the share of live experts that serve the cluster which their initial filters favour."""
+    """Returns the share of live experts that serve their group's cluster, and where the samples of groups go."""
     del problem
     if (groups := history.get("groups")) is None:
         return {}
-    return {"router/group_hit": np.array([agreement.group_hit(groups[0], counts) for counts in history["counts"]])}
+    rules = {"group_hit": agreement.group_hit, "group_share": group_share, "group_gap": group_gap}
+    return {
+        f"router/{name}": np.array([rule(groups[0], counts) for counts in history["counts"]])
+        for name, rule in rules.items()
+    }
 
 
 def _asks_for_errors(problem: SampleProblem) -> bool:
@@ -72,14 +77,16 @@ GROUP_HIT = Probe(SampleProblem, applies=lambda problem: problem.tokens_choose, 
 def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """Builds the ensemble of E experts.
 
-    Predictions in training are the logits of all members, one member after another [E B, O]; at evaluation the
-    logarithm of the members' mean probability [B, O]. Members differ in their initial weights only: expert e starts as
-    expert e of the mixture. The loss is the mean over members, so a member's gradient is 1 / E of the gradient of a
-    single model; normalised gradients (`optimizer.normalise`) undo the factor.
+    Predictions in training are the outputs of all members, one member after another [E B, O]. At evaluation they are
+    [B, O]: of classes the logarithm of the members' mean probability, of signs the mean output. The latter is a sum
+    over patches, as Theorem 4.1 has it, if a member's output is. Members differ in their initial weights only:
+    expert e starts as expert e of the mixture. The loss is the mean over members, so a member's gradient is 1 / E of
+    the gradient of a single model; normalised gradients (`optimizer.normalise`) undo the factor.
     """
     del mesh
-    count = config.experts.count
-    member = EXPERTS[config.experts.name].make(node_of(config).experts, TASKS[config.data.name].outputs(config.data))
+    count, task = config.experts.count, TASKS[config.data.name]
+    classes = task.targets[config.data.target] == "class"
+    member = EXPERTS[config.experts.name].make(node_of(config).experts, task.outputs(config.data))
 
     def init(key, batch):
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(count))
@@ -94,6 +101,8 @@ def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         logits = jax.lax.map(logits_of, params["experts"])
         if key is not None:
             return Outputs(logits.reshape(-1, logits.shape[-1]), {}, state)
+        if not classes:
+            return Outputs(logits.mean(0), {}, state)
         mean = jax.nn.logsumexp(jax.nn.log_softmax(logits), axis=0) - jnp.log(count)
         return Outputs(mean, {}, state)
 
@@ -104,7 +113,7 @@ def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 ENSEMBLE = ModelPart(
     ensemble,
     every=True,
-    targets=("class",),
+    targets=("class", "sign"),
     uses=("experts.name",),
     reads=("experts.count", "experts.learning_rate"),
 )

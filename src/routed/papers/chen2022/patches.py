@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Batch, Column, UserError
+from routed.papers.chen2022 import groups
 from routed.settings.setting import POSITIVE, Setting, at_least, refuse
 from routed.tasks.task import Task, World
 from routed.tasks.worlds import clusters_of
@@ -189,7 +190,8 @@ TASK = Task(
     signal=lambda data: data.dim,
     outputs=lambda data: 1 if data.target == "sign" else 2,
     watch=watch,
-    columns={
+    columns=groups.COLUMNS
+    | {
         "router/group_hit": Column(
             "share of experts that serve the cluster\ntheir initial filters favour",
             bounds=SHARE,
