@@ -25,7 +25,7 @@ LIMITS = {
     'code: tests `"key" in config`': 4,
     "documents: lines over 100 characters": 0,
     "documents: sentences over 28 words": 28,
-    "documents: words": 52_900,
+    "documents: words": 53_000,
     "experiments: docstrings over 40 lines": 0,
     "lines: all of src": 41_900,
     "lines: core": 25_400,
