@@ -48,7 +48,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ml_collections import ConfigDict
 
 import routed.papers.chen2022  # noqa: F401 (parts of the paper)
-from routed.analysis.claims import LEARNED, Claim, Measured, Writer, comparability
+from routed.analysis.claims import LEARNED, Claim, Measured, Precondition, Writer, comparability
 from routed.plan import Figure, Point, make_config
 
 #: What the paper prints (`paper`) and what its released code does; sigma_0 of the former is not stated.
@@ -484,6 +484,8 @@ ALGORITHM1 = PRESETS["paper"] | SETTINGS["3"] | CUBIC | {
 GAP, SHARE, OWN_ERROR = "router/group_gap", "router/group_share", "theory/own_error"
 #: Readings of o(1): of an error or a difference of loads, and of the test error, which is "nearly zero".
 SMALL, TINY = 0.1, 0.05
+#: Plain gradients must have learned before their loads are compared: a router at its start is even.
+LEARNT = (Precondition("learned_plain", "ensemble", 0.4, "train/loss"),)
 
 
 def techniques(config: ConfigDict) -> dict[str, Point]:
@@ -522,7 +524,8 @@ def claim_techniques(config: ConfigDict) -> Iterator[Claim]:
         ("ensemble.mixture", "the mixture beats an ensemble of as many experts", "theorem", ensemble, LEARNED,
          ACCURACY),
     ):  # fmt: skip
-        yield write.order(id, statement, paper, lower, higher, metric=metric)
+        needs = LEARNT if id == "technique3.load" else ()
+        yield write.order(id, statement, paper, lower, higher, metric=metric, needs=needs)
     single = ensemble | {"experts.count": 1}
     yield ours.order("ensemble", "an ensemble of 8 experts beats one of them", "may not improve", single, ensemble)
 
