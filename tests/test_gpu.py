@@ -198,7 +198,13 @@ def flags(monkeypatch, tmp_path):
     file = tmp_path / "records.json"
 
     def set_flags(baseline=None, topology=None):
-        for flag, value in (("JSON", str(file)), ("ROUNDS", 3), ("BASELINE", baseline), ("TOPOLOGY", topology), ("ONLY", "")):
+        for flag, value in (
+            ("JSON", str(file)),
+            ("ROUNDS", 3),
+            ("BASELINE", baseline),
+            ("TOPOLOGY", topology),
+            ("ONLY", ""),
+        ):
             monkeypatch.setattr(f"routed.bench.__main__.{flag}", SimpleNamespace(value=value))
         return file
 

@@ -25,6 +25,18 @@ def test_entropies_when_collapsed():
     assert [float(found[n]) for n in ("entropy_token", "entropy_cluster", "entropy_load", "sparsity")] == [0, 0, 0, 1]
 
 
+def test_clusters_and_experts_weigh_by_their_tokens():
+    """3 tokens of a cluster go to one expert, a fourth of another to two: 3/4 x 1 + 1/4 x 2 = 1.25 experts, ln 2 / 4.
+
+    Of 4 tokens an expert has 3 and 1 of two clusters, H = .5623, the other has 2 of one: 4/6 x .5623 = .3749.
+    """
+    probs = jnp.array([[1.0, 0], [1, 0], [1, 0], [0.5, 0.5]])
+    computed = entropies.entropies(probs, jnp.array([0, 0, 0, 1]), 2)
+    assert float(computed["sparsity"]) == pytest.approx(1.25, rel=1e-5)
+    assert float(computed["entropy_cluster"]) == pytest.approx(np.log(2) / 4, rel=1e-5)
+    assert float(entropies.dispatch_entropy(jnp.array([[3.0, 0], [1, 2]]))) == pytest.approx(0.3749, abs=1e-4)
+
+
 def test_entropies_of_one_expert_per_cluster():
     found = entropies.entropies(jnp.eye(8)[jnp.array([3, 3, 5, 5])], CLUSTER, 2)
     assert float(found["entropy_load"]) == pytest.approx(np.log(2), rel=1e-5)

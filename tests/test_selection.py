@@ -200,6 +200,8 @@ def test_sinkhorn_balances_what_top_1_would_not():
     load = lambda rule: np.bincount(select(rule, scores).expert, minlength=4)  # noqa: E731
     assert load(SelectionRule()).max() > 50
     assert load(SelectionRule("sinkhorn")).max() < 24 and load(SelectionRule("sinkhorn")).min() > 8  # 16 each is fair
+    steep = 5 * jax.random.normal(jax.random.key(0), (64, 4)) + jnp.array([[10.0, 0, 0, -10.0]])
+    assert np.bincount(select(SelectionRule("sinkhorn"), steep).expert, minlength=4).max() < 19  # after one round 23
     routing = select(SelectionRule("sinkhorn"), scores)  # the plan chooses, the scores weigh
     np.testing.assert_allclose(routing.weight, jax.nn.softmax(scores)[jnp.arange(64), routing.expert], rtol=1e-6)
 

@@ -104,6 +104,12 @@ def test_extrapolation_continues_a_power_law():
     np.testing.assert_array_equal(statistics.extrapolate(steps[[0, 4]], values[[0, 4]], 1.0), values[4])
 
 
+def test_the_tail_of_an_extrapolation_is_the_second_half():
+    """From 3 at step 4 to 2 at step 8: 1 less in each doubling, whatever came before."""
+    steps, values = np.array([1.0, 2, 4, 8]), np.array([[10.0], [5], [3], [2]])
+    assert statistics.extrapolate(steps, values, 2.0) == pytest.approx([1.0])
+
+
 def test_extrapolation_goes_too_far_where_a_curve_settles():
     steps = np.arange(1.0, 9.0)
     values = np.log(1 + 8 * steps**-2)[:, None]
