@@ -601,4 +601,4 @@ def test_a_second_start_compiles_nothing_and_loads_nothing_of_text(shared, tiny,
         (tmp_path / workdir / "results.parquet").unlink()
     first, second = counts
     assert first["other"] == second["other"] == []
-    assert first["misses"] > 2 and second["misses"] == 0 and second["hits"] >= first["misses"] - 2
+    assert first["misses"] > 1 and second["misses"] == 0 and second["hits"] >= first["misses"] - 2
