@@ -35,7 +35,7 @@ def test_a_stretch_is_what_fits_by_the_speed_of_the_last_one():
 
 
 def test_a_checkpoint_that_says_nothing_of_its_data_goes_on(tmp_path, monkeypatch):
-    """As saved by a version that did not write them down; beside one of these data."""
+    """A version before the digest of data saved the first; the second has the digest."""
     monkeypatch.setattr(checkpoint, "load", lambda path, meta, states, count: "loaded")
     for about in ({}, {"data": "text"}):
         saved = checkpoint.Checkpoint(tmp_path, {"runs": ["a"], "step": 10} | about)
@@ -134,7 +134,7 @@ def test_checkpoints_of_another_batch_do_not_push_out_new_ones(tmp_path):
 
 
 def test_a_checkpoint_without_a_form_does_not_fit(tmp_path, monkeypatch):
-    """As saved by a version that did not write the keys, shapes and types down."""
+    """A version that wrote no keys, shapes and types saved it."""
     state = {"a": jnp.zeros(2)}
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_form", lambda state, count=None: None)

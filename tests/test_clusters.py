@@ -80,9 +80,9 @@ def test_kmeans_is_as_good_as_scikit_learns():
 
 
 def test_of_several_starts_the_closest_centres_stay():
-    """Of 4 starts by hand, each with its own key, those with the least distances to twelve overlapping clusters."""
+    """The start with the least distances wins, of 4 starts by hand on twelve overlapping clusters."""
     x, key = around(np.random.default_rng(1).normal(size=(12, 3)), 20), jax.random.key(3)
-    alone = [FIT(one, x, jnp.ones(len(x)), 12) for one in jax.random.split(key, 4)]
+    alone = [FIT(start, x, jnp.ones(len(x)), 12) for start in jax.random.split(key, 4)]
     best = min(alone, key=lambda centres: inertia(centres, x))
     assert len({round(inertia(centres, x), 5) for centres in alone}) == 4  # no two starts end at the same place
     np.testing.assert_allclose(kmeans(key, x, jnp.ones(len(x)), 12, 4), best, rtol=1e-5)

@@ -53,7 +53,7 @@ def test_weights(rule, weights):
 
 @pytest.mark.parametrize(("name", "weight"), [("top_k", 1 / 8), ("sigmoid", 1 / 2)])  # 1 / (1 + 2 + 5), 1 / (1 + 1)
 def test_preferences_choose_and_scores_weigh(name, weight):
-    """As noise does: scores are highest at expert 2, preferences at expert 0."""
+    """Noise makes such preferences: scores are highest at expert 2, preferences at expert 0."""
     routing = select(SelectionRule(name, k=1), log([[1, 2, 5]]), preference=jnp.array([[9.0, 1.0, 0.0]]))
     assert routing.expert.tolist() == [0]
     np.testing.assert_allclose(routing.weight, [weight], rtol=1e-6)

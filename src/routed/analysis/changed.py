@@ -28,7 +28,7 @@ NUMBERS = ("reproduced", "not reproduced")
 
 
 def changes_of(module: types.ModuleType, config: ConfigDict, sweep: Sequence[Point], table: pd.DataFrame) -> list[str]:
-    """Returns what rows differ in from their figure as `routed` has it: KEY=VALUE, or the file of another experiment.
+    """Returns KEY=VALUE of settings that the packaged figure has not, or the file of an experiment of the user's.
 
     A setting of the figure's sweep is changed where it has values that the figure has not; a setting that the figure
     leaves empty is filled in, not changed.

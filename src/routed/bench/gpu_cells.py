@@ -34,7 +34,7 @@ CLOSE = 0.03
 DENSE = 2.0
 #: Seconds of a timed call, and the most times that the program runs in it.
 SECONDS, MOST = 0.15, 50
-#: The layer of the case of several seeds: small enough for eight of them, as seeds are in sweeps.
+#: The layer that several seeds train at once: as small as the layers of sweeps.
 SEED_SHAPE, SEEDS = Shape(8192, 1024, 2048, 16, 2, gated=False), 8
 TINY_SEED_SHAPE = Shape(64, 16, 16, 4, 2, gated=False)
 #: Number of cores of a Hopper, which JAX's kernels ask a device for.
