@@ -589,7 +589,8 @@ def test_a_second_start_compiles_nothing_and_loads_nothing_of_text(shared, tiny,
         "finally: print(json.dumps({n: seen.count(f'/jax/compilation_cache/cache_{n}') for n in ('misses', 'hits')}\n"
         "    | {'other': [*other & {*sys.modules}]}), file=sys.stderr)\n"
     )
-    own = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
+    settings_of_tests = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    own = {key: value for key, value in os.environ.items() if key not in settings_of_tests}
     own |= {"JAX_COMPILATION_CACHE_DIR": f"{tmp_path}/programs"} if shared else {}
     counts = []
     for workdir in ("first", "second" if shared else "first"):
@@ -601,4 +602,4 @@ def test_a_second_start_compiles_nothing_and_loads_nothing_of_text(shared, tiny,
         (tmp_path / workdir / "results.parquet").unlink()
     first, second = counts
     assert first["other"] == second["other"] == []
-    assert first["misses"] > 1 and second["misses"] == 0 and second["hits"] >= first["misses"] - 2
+    assert first["misses"] > 2 and second["misses"] == 0 and second["hits"] >= first["misses"] - 2
