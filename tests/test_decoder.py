@@ -77,8 +77,6 @@ FORMS = {
     },
     "sigmoid": {"selection.name": "sigmoid"},
     "raw": {"selection.name": "raw"},
-    "priority by score, which a decoder does not obey": {"selection.capacity_factor": 0.75,
-                                                         "selection.priority": "score"},
     "balancing bias": {"selection.balance_rate": 0.1},
     "within groups of experts": {
         "selection.name": "group_limited", "selection.expert_groups": 2, "selection.groups_kept": 1,
@@ -284,9 +282,19 @@ def test_rotary_products_depend_on_distance_alone():
     assert not np.allclose(scores[0, 1], scores[0, 2], rtol=1e-2)
 
 
-def test_odd_heads_cannot_be_turned():
-    with pytest.raises(UserError, match=r"transformer.head_dim=3: must be even"):
-        validate(settings(**{"transformer.positions": "rotary", "transformer.head_dim": 3}))
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"transformer.positions": "rotary", "transformer.head_dim": 3}, r"transformer.head_dim=3: must be even"),
+        (
+            {"selection.capacity_factor": 0.75, "selection.priority": "score"},
+            r"selection.priority='score': a decoder queues its tokens in their order \(causal\); use causal",
+        ),
+    ],
+)
+def test_settings_that_a_decoder_cannot_have(changes, refusal):
+    with pytest.raises(UserError, match=refusal):
+        validate(settings(**changes))
 
 
 @pytest.mark.slow

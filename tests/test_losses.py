@@ -1,5 +1,7 @@
 """Auxiliary losses at uniform, collapsed and random routing, with finite gradients at each."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 
 from routed.layer.auxiliary import auxiliary
 from routed.layer.rule import SelectionRule
-from routed.layer.selection import select
+from routed.layer.selection import SELECTIONS, select
+from routed.settings.tree import from_flat
 
 E, T = 4, 400
 LN4 = float(np.log(4))
@@ -50,13 +53,59 @@ def test_random():
     assert found["balance"] == pytest.approx(1.0, abs=0.1) and found["importance"] < 0.05
 
 
-@pytest.mark.parametrize("scores", [UNIFORM, COLLAPSED, SPECIALISED], ids=["uniform", "collapsed", "specialised"])
-@pytest.mark.parametrize("name", ALL)
-def test_gradients_are_finite(name, scores):
-    def loss(scores):
-        return auxiliary(select(SelectionRule(k=2), scores), {name: 1.0})[0]
+#: Scores of which softmax and sigmoids are 0 in float32; one such token among others makes a NaN of all gradients.
+FAR = [jnp.zeros((8, E)).at[0].set(low + jnp.arange(E)) for low in (-50.0, -120.0, -200.0, 200.0)]
+#: Losses of a layer's scores alone.
+OF_SCORES = (*ALL, "balance_sigmoid", "l1", "load")
 
-    assert bool(jnp.isfinite(jax.jit(jax.grad(loss))(scores)).all())
+
+@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_every_selection_and_loss_is_finite_at_any_score(name, renormalise):
+    """E = 4 experts; k = 2 of them, or what the selection has."""
+    rule = SelectionRule(name, k=1 if SELECTIONS[name].weighs_inputs else 2, renormalise=renormalise)
+    if SELECTIONS[name].within_samples:
+        rule = rule._replace(group_size=8)
+
+    @jax.jit
+    def both(scores):
+        def total(scores):
+            routing = select(rule, scores)
+            return auxiliary(routing, dict.fromkeys(OF_SCORES, 1.0))[0] + (routing.weight**2).sum()
+
+        return jax.value_and_grad(total)(scores)
+
+    for scores in (
+        *FAR,
+        UNIFORM[:8],
+        COLLAPSED[:8],
+        SPECIALISED[:8],
+        100 * jax.random.normal(jax.random.key(1), (8, E)),
+    ):
+        value, gradient = both(scores)
+        assert np.isfinite(value) and np.isfinite(gradient).all(), scores[0]
+
+
+def test_vanishing_sigmoids_share_their_weight():
+    """Two equal sigmoids of -120, which are 0 in float32, have half of the weight each, as those of -1 have."""
+    groups = SELECTIONS["group_limited"].settings
+    settings = from_flat({name: setting.default for name, setting in groups.items()} | {"affinity": "sigmoid"})
+    rule = SelectionRule("group_limited", k=2, renormalise=True, settings=settings)
+    for score in (-1.0, -120.0):
+        scaling = settings["scaling"]
+        assert select(rule, jnp.full((1, E), score)).weight.tolist() == pytest.approx([scaling / 2] * 2)
+
+
+@pytest.mark.parametrize("name", ["balance", "balance_sigmoid", "l1"])
+def test_a_group_of_padding_counts_nowhere(name):
+    """Three groups of tokens and one of padding have the loss of the three."""
+    scores, mask = 2 * jax.random.normal(jax.random.key(2), (64, E)), jnp.arange(64) < 48
+
+    @partial(jax.jit, static_argnums=2)
+    def loss(scores, mask, groups):
+        return auxiliary(select(SelectionRule(k=2), scores, mask=mask), {name: 1.0}, mask=mask, groups=groups)[0]
+
+    assert float(loss(scores, mask, 4)) == pytest.approx(float(loss(scores[:48], mask[:48], 3)), rel=1e-5)
 
 
 def test_balance_pushes_probability_away_from_the_crowd():

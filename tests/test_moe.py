@@ -35,6 +35,13 @@ def test_one_expert_is_the_expert():
     np.testing.assert_allclose(moe.apply({"params": params}, X)[0], alone, atol=1e-6)
 
 
+@pytest.mark.parametrize("dispatch", ["ragged", "slots", "gather"])
+def test_arrays_of_numpy_are_tokens(dispatch):
+    moe = layer(dispatch=dispatch, rule=SelectionRule(k=2, capacity_factor=1.0))
+    y, variables = moe.init_with_output(jax.random.key(1), np.asarray(X), mask=np.ones(len(X), bool))
+    np.testing.assert_array_equal(y[0], moe.apply(variables, X)[0])
+
+
 def test_equal_experts_make_routing_irrelevant():
     moe = layer(rule=SelectionRule(k=2, renormalise=True))
     params = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X))["params"]

@@ -12,6 +12,7 @@ from routed.layer import selection
 from routed.layer.dispatch import direct
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import SELECTIONS, capacity
+from routed.metrics.load import dropped, load_of
 from routed.plan.config import base
 
 # Compiled as wholes: operation by operation takes longer.
@@ -281,3 +282,10 @@ def test_rules_come_from_the_config():
     assert selection_rule(node, evaluation=True)._replace(settings=None) == SelectionRule(
         name="top_k", k=1, renormalise=True
     )
+
+
+@pytest.mark.parametrize(("name", "scores"), [("top_k", [200.0, -200.0]), ("raw", [0.0, 0.0])])
+def test_drops_are_counted_where_weights_are_0(name, scores):
+    """8 tokens choose both of 2 experts, 4 places each: 8 of 16 assignments are dropped, whatever they weigh."""
+    routing = select(SelectionRule(name, k=2, capacity_factor=0.5), jnp.tile(jnp.array([scores]), (8, 1)))
+    assert float(dropped(routing)) == 0.5 and load_of(routing)[0].tolist() == [0.5, 0.5]

@@ -57,7 +57,8 @@ class Routing(NamedTuple):
     in the queue of its expert, counted from 0 within its group. A = T k for token choice, token by token (so [T, k] is
     a reshape); A = E C in each group for expert choice. Assignments of a group are contiguous. `extra` holds data of a
     selection that computes a layer in a way of its own (`layer.rule.Selection.forward`): a pytree, which that
-    selection's loss reads.
+    selection's loss reads. `chosen` is False where a token did not choose the expert (ReLU gates list all); None:
+    all were chosen.
     """
 
     scores: Float[Array, "T E"]
@@ -67,6 +68,7 @@ class Routing(NamedTuple):
     kept: Bool[Array, " A"]
     rank: Int[Array, " A"]
     extra: Any = None
+    chosen: Bool[Array, " A"] | None = None
 
 
 class SoftRouting(NamedTuple):

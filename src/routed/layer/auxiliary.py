@@ -61,12 +61,17 @@ def balance(probs: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bo
 
     f_e is the share of the assignments before drops (no gradient), P_e the mean probability (Shazeer et al. 2017, Fedus
     et al. 2022); flaxformer's value is k times ours. 1 is not the minimum and no proof of balance. Mean over the groups
-    of `load`; one is the whole batch (losses.balance_scope).
+    of `load` that have tokens; one is the whole batch (losses.balance_scope).
     """
     groups, experts = load.shape
     real = mask.astype(jnp.float32).reshape(groups, -1, 1)
     mean = (probs.reshape(groups, -1, experts) * real).sum(1) / jnp.maximum(real.sum(1), 1.0)
-    return experts * (jax.lax.stop_gradient(load) * mean).sum(-1).mean()
+    return mean_of_groups(experts * (jax.lax.stop_gradient(load) * mean).sum(-1), mask)
+
+
+def mean_of_groups(values: Float[Array, " groups"], mask: Bool[Array, " T"]) -> Scalar:
+    """Returns the mean of values of equal groups of tokens, without the groups that are all padding (then 0)."""
+    return _mean(values, mask.reshape(len(values), -1).any(1))
 
 
 def importance(probs: Float[Array, "T E"], mask: Bool[Array, " T"]) -> Scalar:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import Routing
-from routed.layer.auxiliary import AUXILIARY, Auxiliary, LossInputs, balance
+from routed.layer.auxiliary import AUXILIARY, Auxiliary, LossInputs, balance, mean_of_groups
 from routed.layer.selection import SELECTIONS
 from routed.settings.setting import POSITIVE, Allowed, Setting, When, at_least, refuse
 
@@ -41,8 +41,8 @@ def balance_sigmoid(scores: Float[Array, "T E"], load: Float[Array, "groups E"],
 
     DeepSeek-AI (2024), equations 17 to 20; mean over the groups of `load`.
     """
-    gate = jax.nn.sigmoid(scores)
-    return balance(gate / (gate.sum(1, keepdims=True) + 1e-20), load, mask)
+    # Softmax of logarithms: a sum of sigmoids is 0 in float32 at scores below about -100, and its gradient NaN before.
+    return balance(jax.nn.softmax(jax.nn.log_sigmoid(scores)), load, mask)
 
 
 def balance_pooled(probs: Float[Array, "L T E"], load: Float[Array, "L E"]) -> Scalar:
@@ -63,7 +63,7 @@ def l1(scores: Float[Array, "T E"], load: Float[Array, "groups E"], mask: Bool[A
     groups, experts = load.shape
     real = jnp.where(mask[:, None], jax.nn.relu(scores), 0.0).reshape(groups, -1, experts)
     count = jnp.maximum(mask.reshape(groups, -1).sum(1), 1)
-    return ((experts * jax.lax.stop_gradient(load) * real.sum(1)).sum(1) / (count * experts)).mean()
+    return mean_of_groups((experts * jax.lax.stop_gradient(load) * real.sum(1)).sum(1) / (count * experts), mask)
 
 
 def adapted(losses: Any, coefficient: Scalar | float, scores: Sequence[Float[Array, "... T E"]]) -> Scalar:

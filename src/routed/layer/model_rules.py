@@ -50,8 +50,10 @@ def group_limited(rule: SelectionRule, scores, preference, bias, mask) -> Routin
         chosen = jax.nn.one_hot(highest(counts, limit), groups, dtype=bool).any(1)
         order = jnp.where(chosen[:, :, None], order.reshape(inside.shape), -jnp.inf).reshape(tokens, experts)
     expert = highest(order, rule.k)
-    affinity = jnp.take_along_axis(gate(scores), expert, axis=1)
-    weight = affinity / (affinity.sum(1, keepdims=True) + 1e-20) if rule.renormalise else affinity
+    affinity = weight = jnp.take_along_axis(gate(scores), expert, axis=1)
+    if rule.renormalise:  # of logarithms: the affinities of all chosen experts may be 0 in float32
+        log_gate = jax.nn.log_sigmoid if of == "sigmoid" else jax.nn.log_softmax
+        weight = jax.nn.softmax(jnp.take_along_axis(log_gate(scores), expert, axis=1))
     return queued(rule, scores, expert, _setting_of(rule, "scaling") * weight, mask, affinity)
 
 
@@ -80,7 +82,8 @@ def relu(rule: SelectionRule, scores, preference, bias, mask) -> Routing:
     every = jnp.broadcast_to(jnp.arange(scores.shape[1]), scores.shape)
     weight = jax.nn.relu(scores)
     routing = queued(rule._replace(k=scores.shape[1]), scores, every, weight, mask, weight)
-    return routing._replace(kept=routing.kept & (routing.weight > 0))
+    chosen = routing.weight > 0
+    return routing._replace(kept=routing.kept & chosen, chosen=chosen)
 
 
 SELECTIONS["group_limited"] = Selection(

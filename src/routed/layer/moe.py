@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from absl import logging as log
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
@@ -25,6 +26,9 @@ from routed.routers.noise import NOISES, ScoreNoise
 from routed.routers.scores import layer_scores
 from routed.settings.tree import from_flat
 from routed.system.platform import platform
+
+#: Tokens of a caller outside of jit may be NumPy's, as for any Flax module.
+AnyArray = Array | np.ndarray
 
 #: The collection of what a comparison does to a layer from outside: `sharpness`, a factor on the scores of any router.
 CONTROL = "control"
@@ -90,12 +94,13 @@ class MoE(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: Float[Array, "T ..."],
+        x: Float[AnyArray, "T ..."],
         *,
-        mask: Bool[Array, " T"] | None = None,
-        routed_by: Float[Array, "T ..."] | None = None,
+        mask: Bool[AnyArray, " T"] | None = None,
+        routed_by: Float[AnyArray, "T ..."] | None = None,
         **context,
     ) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
+        x, routed_by, mask = jax.tree.map(jnp.asarray, (x, routed_by, mask))
         forward = SELECTIONS[self.rule.name].forward or route_and_dispatch
         common = 0.0 if self.shared is None else self.shared(x)
         y, routing = forward(self, Tokens(x, x if routed_by is None else routed_by, mask, context))

@@ -22,15 +22,6 @@ def load(choices: Int[Array, "T k"], num_experts: int) -> Float[Array, " E"]:
     return total / jnp.maximum((chosen >= 0).sum(), 1)
 
 
-def asked(routing: Routing) -> Bool[Array, " A"] | None:
-    """Returns True for chosen assignments, in a list with all experts of every token; None for any other list.
-
-    ReLU gates also list experts that a token does not choose, with weight 0 and not kept: the number of chosen
-    experts is no shape.
-    """
-    return routing.kept | (routing.weight != 0) if len(routing.token) == routing.scores.size else None
-
-
 def load_of(
     routing: Routing | SoftRouting, mask: Bool[Array, " T"] | None = None, groups: int = 1
 ) -> Float[Array, "groups E"]:
@@ -44,8 +35,8 @@ def load_of(
         total = routing.weight.reshape(groups, -1, experts).sum(1)
     else:
         chosen = jax.nn.one_hot(routing.expert, experts)
-        if (counted := asked(routing)) is not None:
-            chosen *= counted[:, None]
+        if routing.chosen is not None:
+            chosen *= routing.chosen[:, None]
         if mask is not None:
             chosen *= mask[routing.token][:, None]
         total = chosen.reshape(groups, -1, experts).sum(1)
@@ -58,8 +49,8 @@ def dropped(routing: Routing | SoftRouting, mask: Bool[Array, " T"] | None = Non
         return jnp.float32(0)
     real = jnp.ones(len(routing.scores), bool) if mask is None else mask
     real = real[routing.token]
-    if (counted := asked(routing)) is not None:
-        real &= counted
+    if routing.chosen is not None:
+        real &= routing.chosen
     return (real & ~routing.kept).sum() / jnp.maximum(real.sum(), 1)
 
 

@@ -53,8 +53,7 @@ def chosen(routing: Routing | SoftRouting) -> Int[Array, "T k"]:
     """
     if isinstance(routing, SoftRouting):
         return highest(routing.scores, 1)
-    counted = load.asked(routing)
-    expert = routing.expert if counted is None else jnp.where(counted, routing.expert, -1)
+    expert = routing.expert if routing.chosen is None else jnp.where(routing.chosen, routing.expert, -1)
     return expert.reshape(len(routing.scores), -1)
 
 

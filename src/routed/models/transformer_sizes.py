@@ -224,10 +224,14 @@ def check_t5(config: ConfigDict) -> None:
 
 
 def check_decoder(config: ConfigDict) -> None:
-    """Refuses a decoder config whose tokens the devices cannot share, or whose heads have no pairs to rotate."""
+    """Refuses tokens that the devices cannot share, heads without pairs to rotate, and queues that see later tokens."""
     _check(config, (config.batch_size * config.data.input_length,), "a step")
     if config.transformer.positions == "rotary" and config.transformer.head_dim % 2:
         refuse("transformer.head_dim", config.transformer.head_dim, "must be even, as rotary positions turn pairs")
+    if config.selection.priority == "score":
+        refuse(
+            "selection.priority", "score", "a decoder queues its tokens in their order (causal); use causal"
+        )
 
 
 def _check(config: ConfigDict, tokens: tuple[int, ...], unit: str) -> None:
