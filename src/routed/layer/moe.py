@@ -100,10 +100,12 @@ class MoE(nn.Module):
         routed_by: Float[AnyArray, "T ..."] | None = None,
         **context,
     ) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
-        x, routed_by, mask = jax.tree.map(jnp.asarray, (x, routed_by, mask))
+        tokens = jnp.asarray(x)
+        scored = tokens if routed_by is None else jnp.asarray(routed_by)
         forward = SELECTIONS[self.rule.name].forward or route_and_dispatch
-        common = 0.0 if self.shared is None else self.shared(x)
-        y, routing = forward(self, Tokens(x, x if routed_by is None else routed_by, mask, context))
+        common = 0.0 if self.shared is None else self.shared(tokens)
+        real = None if mask is None else jnp.asarray(mask)
+        y, routing = forward(self, Tokens(tokens, scored, real, context))
         return common + y, routing
 
     def scores(self, x: Float[Array, "T ..."], context: dict[str, Any]) -> Float[Array, "T E"]:
