@@ -231,6 +231,19 @@ def test_no_number_of_an_experiment_is_cited_without_a_page(name):
         assert {link for link in links if link[0] in pages} <= anchors, block
 
 
+def test_the_table_of_the_first_page_is_that_of_the_results():
+    """Statements of figures and tables: hold, do not, open; of a paper that has none but on other data, those."""
+    of_results = {}
+    for line in (ROOT / "README.md").read_text().splitlines():
+        if match := re.match(r"\| \[.+\]\((\w+\.md)\) \| (.*) \|$", line):
+            cells = match[2].split(" | ")
+            of_results[match[1]] = ", ".join(cells[1:4]) if cells[0] != "0" else cells[4]
+    rows = re.findall(
+        r"\(docs/results/(\w+\.md)\).* \| (\d+) \| (\d+) \| (\d+) \|", (ROOT.parent.parent / "README.md").read_text()
+    )
+    assert len(rows) == 4 and {page: ", ".join(counts) for page, *counts in rows} == of_results
+
+
 def test_links_to_results_of_earlier_rules_are_marked():
     about = {path.parent.name: json.loads(path.read_text()) for path in ROOT.glob("data/*/about.json")}
     stale = {result for result, facts in about.items() if facts["rules"] != versions.RULES}

@@ -229,9 +229,7 @@ def check_decoder(config: ConfigDict) -> None:
     if config.transformer.positions == "rotary" and config.transformer.head_dim % 2:
         refuse("transformer.head_dim", config.transformer.head_dim, "must be even, as rotary positions turn pairs")
     if config.selection.priority == "score":
-        refuse(
-            "selection.priority", "score", "a decoder queues its tokens in their order (causal); use causal"
-        )
+        refuse("selection.priority", "score", "a decoder queues its tokens in their order (causal); use causal")
 
 
 def _check(config: ConfigDict, tokens: tuple[int, ...], unit: str) -> None:
