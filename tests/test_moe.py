@@ -1,5 +1,8 @@
 """The layer: routers, selections and experts joined, inside any Linen model."""
 
+import re
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from routed.contracts import Routing
+from routed.contracts import Routing, UserError
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Mlp
 from routed.layer import moe as moe_module
@@ -40,6 +43,32 @@ def test_arrays_of_numpy_are_tokens(dispatch):
     moe = layer(dispatch=dispatch, rule=SelectionRule(k=2, capacity_factor=1.0))
     y, variables = moe.init_with_output(jax.random.key(1), np.asarray(X), mask=np.ones(len(X), bool))
     np.testing.assert_array_equal(y[0], moe.apply(variables, X)[0])
+
+
+class Wrong(nn.Module):
+    """A user's router whose scores have another shape or type."""
+
+    change: Callable
+
+    def __call__(self, x):
+        return self.change(jnp.zeros((len(x), 4)))
+
+
+@pytest.mark.parametrize(
+    ("change", "given"),
+    [
+        (lambda scores: scores[:, :1], "float32[12, 1]"),
+        (lambda scores: scores.T, "float32[4, 12]"),
+        (lambda scores: jnp.pad(scores, ((0, 0), (0, 1))), "float32[12, 5]"),
+        (lambda scores: scores.astype(int), "int32[12, 4]"),
+        (lambda scores: (scores, scores), "tuple"),
+    ],
+)
+def test_scores_of_a_users_router_are_checked_before_they_are_used(change, given):
+    moe = MoE(Wrong(change), Mlp(4, 2, 5), 4, SelectionRule(k=2))
+    refusal = f"Wrong: of tokens [12, 4] the router with 4 experts makes {given}; it must return scores"
+    with pytest.raises(UserError, match=re.escape(refusal)):
+        jax.eval_shape(moe.init, jax.random.key(0), X)
 
 
 def test_equal_experts_make_routing_irrelevant():

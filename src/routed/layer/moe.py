@@ -23,7 +23,7 @@ from routed.layer.rule import SelectionRule
 from routed.layer.selection import SELECTIONS, capacity, select
 from routed.metrics import load
 from routed.routers.noise import NOISES, ScoreNoise
-from routed.routers.scores import layer_scores
+from routed.routers.scores import check_scores, layer_scores
 from routed.settings.tree import from_flat
 from routed.system.platform import platform
 
@@ -110,7 +110,13 @@ class MoE(nn.Module):
 
     def scores(self, x: Float[Array, "T ..."], context: dict[str, Any]) -> Float[Array, "T E"]:
         """Returns the router's scores times the sharpness, without noise."""
-        return layer_scores(self.router, x, context, self.get_variable(CONTROL, "sharpness"))
+
+        def checked(x: Array, **context) -> Array:
+            scores = self.router(x, **context)
+            check_scores(scores, x.shape, self.num_experts, type(self.router).__name__)
+            return scores
+
+        return layer_scores(checked, x, context, self.get_variable(CONTROL, "sharpness"))
 
     def route(self, tokens: Tokens, reweigh: Callable[[Array], Array] | None = None) -> Routing | SoftRouting:
         """Routes the tokens; `reweigh` changes the scores that weights are made of."""

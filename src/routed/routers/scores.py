@@ -5,12 +5,14 @@ A change of all scores (a temperature that falls with the step, say) is made her
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Scalar
+
+from routed.contracts import UserError
 
 
 def layer_scores(
@@ -22,6 +24,22 @@ def layer_scores(
     """
     scores = router(x, **context)
     return scores if sharpness is None else scores * sharpness
+
+
+def check_scores(scores: Any, tokens: Sequence[int], experts: int, router: str) -> None:
+    """Refuses scores of `tokens` (a shape) that are no floats [tokens, experts]; `router` is its name for the error.
+
+    Raises:
+      UserError: says what the router returns, and what it must return.
+    """
+    shape, expected = getattr(scores, "shape", None), (tokens[0], experts)
+    if shape == expected and jnp.issubdtype(scores.dtype, jnp.floating):
+        return
+    given = f"{scores.dtype}{list(shape)}" if shape is not None else type(scores).__name__
+    raise UserError(
+        f"{router}: of tokens {list(tokens)} the router with {experts} experts makes {given}; it must return scores"
+        f" [tokens, experts], floats {list(expected)}"
+    )
 
 
 def sharpness_of(scores: Float[Array, "T E"], entropy: Scalar) -> Scalar:

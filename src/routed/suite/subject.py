@@ -21,6 +21,7 @@ from routed.plan.code import code_of, texts_of
 from routed.plan.config import PACKAGED, base, canonical
 from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS, Router, router_context
+from routed.routers.scores import check_scores
 from routed.settings.renamed import old_name
 from routed.settings.tree import flatten, node_of, override, parse
 from routed.suite import probes
@@ -202,13 +203,7 @@ def _try(spec: str, config: ConfigDict) -> None:
                 f"{spec}: the router fails with {experts} experts on tokens [{TOKENS}, {dim}]: {type(error).__name__}:"
                 f" {message}"
             ) from error
-        shape = getattr(scores, "shape", None)
-        if shape != (TOKENS, experts) or not jnp.issubdtype(scores.dtype, jnp.floating):
-            text = f"{scores.dtype}{list(shape)}" if shape is not None else type(scores).__name__
-            raise UserError(
-                f"{spec}: of tokens [{TOKENS}, {dim}] the router with {experts} experts makes {text}; it must return"
-                f" scores [tokens, experts], floats [{TOKENS}, {experts}]"
-            )
+        check_scores(scores, x.shape, experts, spec)
 
 
 def folder_name(spec: str, given: list[str], quick: bool) -> str:
