@@ -1,6 +1,7 @@
 """Subspaces, sequences and dictionaries: labels by hand, Bayes predictors against brute force, prefixes, errors."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,14 @@ from routed.layer.rule import SelectionRule
 from routed.metrics.agreement import covered
 from routed.metrics.router import first_layer, gate_of
 from routed.plan.checks import validate
+from routed.plan.config import base
 from routed.settings.tree import override
 from routed.tasks import TASKS, worlds
 from routed.training.probes import Evaluation
 from routed.training.problem import Inputs
 from routed.training.router_probes import CLUSTERS, GROUPINGS
 from routed.training.sample_problem import build
+from routed.training.sample_values import check_values
 from tests.conftest import build_model
 
 CASES = [(name, target) for name in ("subspaces", "sequence", "dictionary") for target in TASKS[name].targets]
@@ -222,3 +225,35 @@ def test_a_mean_of_classes_is_not_taken_for_logits(small, monkeypatch):
         validate(config)
     monkeypatch.setitem(TASKS, "gmm", TASKS["gmm"]._replace(bayes=None))
     validate(config)
+
+
+#: A fault of a user's samples -> the change of a batch, and the words of the refusal.
+FAULTS = {
+    "dims": (lambda batch: batch._replace(x=batch.x[:, :3]), "have x [64, 3]: 3 numbers each, but `dims` says 24"),
+    "outputs": (lambda batch: batch._replace(y=batch.y[:, :1]), "have y [64, 1]: must be [64, 10], as `outputs` says"),
+    "labels": (
+        lambda batch: batch._replace(cluster=batch.cluster + 5),
+        "have clusters 5 to 8: must be 0 to 3, as `labels` says",
+    ),
+    "types": (lambda batch: batch._replace(cluster=batch.cluster / 2), "have clusters of type float32"),
+    "nan": (
+        lambda batch: batch._replace(x=batch.x.at[7, 2].set(jnp.nan)),
+        "have values of x that are not finite: 1 samples, the first is 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_samples_of_a_users_task_are_looked_at_before_anything_is_compiled(fault, monkeypatch):
+    change, refusal = FAULTS.get(fault, (lambda batch: batch, ""))
+    gmm = TASKS["gmm"]
+    mine = gmm._replace(
+        draw=lambda *args: gmm.draw(*args), batch=lambda world, draws, data: change(gmm.batch(world, draws, data))
+    )
+    monkeypatch.setitem(TASKS, "mine", mine)
+    config = override(base(), {"data.name": "mine", "data.clusters": 4, "data.test_samples": 64})
+    if fault is None:
+        check_values(config)
+    else:
+        with pytest.raises(UserError, match=re.escape(f"data.name='mine': its test samples {refusal}")):
+            check_values(config)

@@ -95,6 +95,8 @@ def execute(
     hosts.once(lambda: pretrained.record_models(workdir, runs))
     if pending:
         pretrained.check(pending)
+        for config in {str(run.config.data): run.config for run in pending}.values():
+            problem_of(config).check_values(config)
         pages = EarlyPages(report) if report and hosts.is_first() else None
         _run(runs, done, last_rows, workdir, mesh, pages)
     else:

@@ -139,3 +139,5 @@ class ProblemPart(NamedTuple):
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
+    #: Refuses data of a user's part that are not what the part declares; called before programs are compiled.
+    check_values: Callable[[ConfigDict], None] = accept

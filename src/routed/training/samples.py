@@ -24,6 +24,7 @@ from routed.training.problem import Cost, ProblemPart
 from routed.training.program import streams
 from routed.training.sample_checks import check, positions_of
 from routed.training.sample_problem import SampleProblem, build
+from routed.training.sample_values import check_values
 from routed.training.task_losses import TASK_LOSSES
 
 #: The losses of samples with classes, which have no trivial scale.
@@ -165,6 +166,7 @@ SAMPLES = ProblemPart(
         "data.target_dim",
     ),
     check=check,
+    check_values=check_values,
 )
 
 EXPERTS = probes.experts_probe(
