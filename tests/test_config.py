@@ -12,7 +12,8 @@ from routed.layer.rule import selection_rule
 from routed.plan.arms import ARMS
 from routed.plan.checks import refuse_unread, validate
 from routed.plan.config import CHOICES, base, canonical, declared
-from routed.plan.experiment import variant
+from routed.plan.experiment import configure, variant
+from routed.plan.listing import list_figures
 from routed.plan.points import chain, cross, points_of_flags, product
 from routed.plan.runs import decisive, groups, identity, plan_runs
 from routed.routers import ROUTERS
@@ -76,6 +77,31 @@ def test_variant():
     for wrong in ("fig4", "fig3,huge", "fig3,smoke,x"):
         with pytest.raises(UserError, match="unknown"):
             variant(wrong, figures)
+
+    with pytest.raises(UserError, match=r"the order is FIGURE,SCALE: use fig3,smoke"):
+        variant("smoke,fig3", figures)
+
+
+DELEGATING = '''"""Does it?"""
+from routed.plan import experiment, override
+from routed.plan.experiment import Figure
+gmm = experiment.load("gmm_router")
+FIGURES = {"": Figure("all"), "one": Figure("one", changes={"data.samples": 512, "steps": 7})}
+get_config = lambda arg=None: override(gmm.get_config(arg), {"name": "mine"})
+'''
+
+
+def test_a_file_that_asks_another_for_its_config_has_figures_of_its_own(tmp_path):
+    """Their changes come before those of the scale: smoke has its own steps. Figures of the other file are refused."""
+    file = tmp_path / "mine.py"
+    file.write_text(DELEGATING)
+    module, config = configure(f"{file}:one", [])
+    assert (config.name, config.figure, config.data.samples, config.steps) == ("mine", "one", 512, 7)
+    assert configure(f"{file}:one,smoke", [])[1].steps == 40
+    assert re.search(r"^ +one +one$", list_figures(module, str(file), config), re.MULTILINE)
+    for figure in ("fig2a", "fig2a,smoke"):
+        with pytest.raises(UserError, match=r"unknown figure 'fig2a'.*; known: one; or a scale: smoke"):
+            configure(f"{file}:{figure}", [])
 
 
 def test_sweeps_are_products_and_chains():

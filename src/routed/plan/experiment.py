@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -35,6 +36,9 @@ class Figure(NamedTuple):
     computed: tuple[str, ...] = ()
 
 
+#: The figures of the file that a command names, while its get_config makes a config.
+_OWN_FIGURES: ContextVar[Mapping[str, Figure]] = ContextVar("own figures")
+
 #: Scale -> further changes, from the config with the figure's changes.
 Scales = Mapping[str, Callable[[ConfigDict], Mapping[str, Any]]]
 
@@ -44,12 +48,17 @@ def make_config(
 ) -> ConfigDict:
     """Makes the config of FIGURE[,SCALE]: the base, then the file's protocol, the figure's changes, and the scale's.
 
+    A file whose get_config calls that of another file may have figures of its own: their changes come last but for the
+    scale's.
+
     Raises:
       UserError: unknown figure, scale or key, or a value of the wrong type.
     """
-    figure, scale = variant(arg, figures, tuple(scales))
+    own = _OWN_FIGURES.get({})
+    figure, scale = variant(arg, {**figures, **own}, tuple(scales))
     config = override(base(), {"name": name, "figure": figure, "scale": scale, **protocol})
-    config = override(config, figures[figure].changes)
+    for of_file in (figures, own):
+        config = override(config, of_file[figure].changes if figure in of_file else {})
     return override(config, scales[scale](config))
 
 
@@ -65,7 +74,7 @@ def configure(spec: str, overrides: list[str]) -> tuple[types.ModuleType, Config
     except UserError as error:
         raise UserError(f"--config={error}") from error
     try:
-        config = module.get_config(arg or None)
+        config = config_of(module, arg)
     except (AttributeError, KeyError, TypeError) as error:  # what ConfigDict raises for a wrong key or type
         raise UserError(f"--config={path}: get_config failed: {error}{renamed_attributes(str(error))}") from error
     for text in overrides:
@@ -78,6 +87,22 @@ def configure(spec: str, overrides: list[str]) -> tuple[types.ModuleType, Config
             )
         config = override(config, {key: parse(config, key, value)})
     return module, config
+
+
+def config_of(module: types.ModuleType, arg: str | None) -> ConfigDict:
+    """Returns the config of FIGURE[,SCALE] of a file, whose figures a get_config that it calls knows too.
+
+    Raises:
+      UserError: the file has no such figure or scale.
+    """
+    token = _OWN_FIGURES.set(module.FIGURES)
+    try:
+        config = module.get_config(arg or None)
+    finally:
+        _OWN_FIGURES.reset(token)
+    if config.figure not in module.FIGURES:
+        variant(config.figure, module.FIGURES)  # refuses it, and lists the figures of the file
+    return config
 
 
 def figure_of(module: types.ModuleType, config: ConfigDict) -> Figure:
@@ -101,6 +126,8 @@ def variant(arg: str | None, figures, scales: tuple[str, ...] = SCALES) -> tuple
     if len(parts) > 2:
         raise UserError(f"--config=...:{arg}: unknown form; expected FILE[:FIGURE[,SCALE]]")
     figure, scale = parts + ["", "default"][len(parts) :]
+    if figure in scales and scale in figures:
+        raise UserError(f"--config=...:{arg}: the order is FIGURE,SCALE: use {scale},{figure}")
     if figure not in figures:
         names = ", ".join(f for f in figures if f)
         raise UserError(

@@ -7,7 +7,7 @@ import types
 from ml_collections import ConfigDict
 
 from routed.plan.config import declared, read_keys
-from routed.plan.experiment import SCALES, figure_of
+from routed.plan.experiment import SCALES, config_of, figure_of
 from routed.plan.run import Run
 from routed.settings.setting import ANY
 from routed.settings.tree import flatten, override
@@ -19,7 +19,7 @@ def list_figures(module: types.ModuleType, path: str, config: ConfigDict) -> str
     lines = [f"{path}: {document[0] if document else config.name}", ""]
     width = max(map(len, (*module.FIGURES, "(headline)")))
     for name, figure in module.FIGURES.items():
-        shown = module.get_config(f"{name},{config.scale}" if name else config.scale)
+        shown = config_of(module, f"{name},{config.scale}" if name else config.scale)
         sweep = figure_of(module, shown).sweep(shown)
         arms = dict.fromkeys(arm for point in sweep for arm in point.get("arms", shown.arms))
         lines.append(f"  {name or '(headline)':{width}}  {figure.line}")
