@@ -67,7 +67,9 @@ def routers_of(model: Any, pattern: str = "", k: int = 0) -> dict[str, RouterMod
 def _is_router(name: str, modules: Mapping[str, Any]) -> bool:
     """True for a router with its own reader, and for one beside the experts of its block."""
     block, _, last = name.rpartition(".")
-    return type(modules[name]).__name__ in ROUTERS or (last in ROUTER_NAMES and f"{block}.experts".strip(".") in modules)
+    return type(modules[name]).__name__ in ROUTERS or (
+        last in ROUTER_NAMES and f"{block}.experts".strip(".") in modules
+    )
 
 
 def _check_k(k: int, experts: int) -> None:
@@ -79,7 +81,7 @@ def _no_router(model: Any, pattern: str) -> str:
     kind = type(model).__name__
     known = f"none beside a module `experts`, and none of the classes {', '.join(ROUTERS)}"
     reason = f"no module of {kind} is named {pattern}" if pattern else f"{kind} has no router that is known ({known})"
-    names = [name for name, _ in model.named_modules() if re.search(r"(^|[._])(gate|router)$", name)]
+    names = [name for name, _ in model.named_modules() if re.search(r"(^|\.)(gate|router|\w+_router)$", name)]
     guess = f"; perhaps {re.sub(r'[.][0-9]+[.]', '.[0-9]+.', names[0])}" if names else ""
     advice = "name its router modules, whose output must be scores of the experts, with --routers=REGEX --k=K"
     return f"{reason}: {advice}{guess}"
