@@ -173,7 +173,7 @@ def _label(name: str, values: Any, tokens: int) -> pa.DictionaryArray:
         if missing.any():
             rows = f"{int(missing.sum()):,} of {tokens:,} rows, the first is token {int(missing.argmax())}"
             refuse(f"{label} lacks {rows}: give them a value, for example 'unknown'")
-    if array.dtype.kind == "f":
+    if array.dtype.kind not in "OUTiub":
         refuse(f"{label} holds {array.dtype}: labels are words or integers; put numbers into classes")
     values, codes = np.unique(array.astype(str) if array.dtype.kind == "O" else array, return_inverse=True)
     names = [checks.text(f"a value of {label}", str(value)) for value in values.tolist()]

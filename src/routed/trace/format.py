@@ -114,8 +114,9 @@ def read(folder: str | os.PathLike) -> Trace:
         log.info("%s has no digests, since an older program wrote it: its values are looked at instead", path)
         _check_values(trace)
         return trace
-    for name, digest in digests(trace).items():
-        if stored.get(name) != digest:
+    now = digests(trace)
+    for name in sorted(now.keys() | stored.keys()):
+        if stored.get(name) != now.get(name):
             raise UserError(f"{path / name} has changed since it was written: copy the folder again, or write it again")
     for layer in range(len(trace.layers)) if trace.has_features else ():
         features.check(path, layer, trace.tokens, trace.experts)
