@@ -20,6 +20,8 @@ from routed.trace.tokens import Conditional, Tokens
 
 #: Tokens that are processed together where each has a score of every expert.
 SCORED = 1 << 16
+#: Tokens whose terms are looked up together.
+BLOCK = 1 << 14
 #: Tokens that share the queues of the experts, for the drops that a capacity would cause.
 BATCH = 4096
 #: Cells of a table, and assignments of a layer, above which one shuffle is counted: its noise is negligible.
@@ -215,7 +217,11 @@ def _count_information(sums: Sums, stream: Stream, tokens: Tokens, halves: dict[
     named = {name: np.stack([best(half, stream.k) for half in table]) for name, table in halves.items()}
     loads = next(iter(halves.values())).sum(1)
     most_loaded = np.stack([best(load[None], stream.k)[0] for load in loads])
-    for here, (expert,) in with_slices(stream.read("expert")):
+    # A few tokens at a time: what is computed for them stays in the processor's cache.
+    blocks = (
+        block for (expert,) in stream.read("expert") for block in np.split(expert, range(BLOCK, len(expert), BLOCK))
+    )
+    for here, (expert,) in with_slices((block,) for block in blocks):
         group, other_half = tokens.group[here], 1 - tokens.half[here].astype(np.int64)
         assigned, safe = expert >= 0, np.maximum(expert, 0)
         sums.add("assignments", group, row_sums(assigned))
