@@ -111,14 +111,14 @@ def _import(name: str, path: str) -> None:
         raise UserError(f"format {name!r} is unknown{nearest(name, FORMATS)}; known: {', '.join(FORMATS)}")
     if not OUT.value:
         raise UserError(f"--out is missing; {USAGE}")
-    known = inspect.signature(FORMATS[name]).parameters
+    parameters = inspect.signature(FORMATS[name]).parameters
     given: dict[str, int] = {}
     for flag, argument in ((EXPERTS, "k"), (COUNT, "num_experts")):
-        if flag.value and argument not in known:
+        if flag.value and argument not in parameters:
             raise UserError(f"--{flag.name}={flag.value}: files of {name} say it themselves; leave it out")
         if flag.value:
             given[argument] = flag.value
-        elif argument in known and known[argument].default is inspect.Parameter.empty:
+        elif argument in parameters and parameters[argument].default is inspect.Parameter.empty:
             raise UserError(f"--{flag.name} is missing: files of {name} do not say it")
     for of_model in OF_MODELS:
         if flags.FLAGS[of_model.name].present:

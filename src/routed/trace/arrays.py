@@ -32,7 +32,7 @@ class Choices(NamedTuple):
 _COLUMN = {"scores": "scores", "experts": "expert", "weights": "weight", "kept": "kept"}
 
 
-def choices_of(given: Mapping[str, Arrays], k: int | None, num_experts: Any, keep_scores: bool) -> Choices:
+def choices_of(given: Mapping[str, Arrays], k: Any, num_experts: Any, keep_scores: bool) -> Choices:
     """Returns checked choices from the arrays scores, experts, weights and kept (None where not given).
 
     Values are checked when a layer is read.
@@ -99,7 +99,7 @@ def _shapes_of(given: Mapping[str, Arrays]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _sizes(given: Mapping[str, Arrays], shapes: Mapping[str, Any], k: int | None, num_experts: Any) -> tuple[int, int]:
+def _sizes(given: Mapping[str, Arrays], shapes: Mapping[str, Any], k: Any, num_experts: Any) -> tuple[int, int]:
     """Returns the number of experts, and of experts of a token."""
     if "scores" in shapes:
         count = shapes["scores"][2]
@@ -136,7 +136,7 @@ def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return chosen, weight
 
 
-def token_table(tokens: int, columns: Mapping[str, Arrays], labels: Mapping[str, Any]) -> pa.Table:
+def token_table(tokens: int, columns: Mapping[str, Arrays], labels: Mapping[Any, Any]) -> pa.Table:
     """Returns tokens.parquet from token_ids, sequence and position (None where not given) and labels, each [tokens].
 
     Without `sequence` all tokens are one sequence; without `position` tokens are numbered within their sequence.

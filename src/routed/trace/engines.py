@@ -57,19 +57,19 @@ class Responses:
         if len(has_router) < len(experts):
             log.info("layers without a router left out: %s", sorted(set(range(len(experts))) - set(has_router)))
         lengths = [len(rows) for rows in self.experts]
-        ids = None
-        if any(known is None for known in self.ids):
+        all_ids = None
+        if any(ids is None for ids in self.ids):
             log.info("%s has no token ids for every sequence; to have them: %s", self.path, how_ids)
         else:
-            ids = np.concatenate([known for known in self.ids if known is not None])
-        places = zip(lengths, self.begins, strict=True)
+            all_ids = np.concatenate([ids for ids in self.ids if ids is not None])
+        spans = zip(lengths, self.begins, strict=True)
         return {
             "experts": [experts[i] for i in has_router],
             "num_experts": num_experts,
             "layers": [str(i) for i in has_router],
-            "token_ids": ids,
+            "token_ids": all_ids,
             "sequence": np.repeat(np.arange(len(lengths)), lengths),
-            "position": np.concatenate([begin + np.arange(length) for length, begin in places]),
+            "position": np.concatenate([begin + np.arange(length) for length, begin in spans]),
             "source": self.path.name,
         }
 

@@ -81,14 +81,14 @@ def digests(trace: Trace) -> dict[str, str]:
     names = [TOKENS]
     for layer in range(len(trace.layers)):
         names += [LAYER_FILE.format(layer)] + ([features.LAYER_FILE.format(layer)] if trace.has_features else [])
-    found = {}
+    by_name = {}
     for name in names:
         try:
             with (trace.folder / name).open("rb") as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+                by_name[name] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise missing(trace.folder / name) from error
-    return found
+    return by_name
 
 
 def read(folder: str | os.PathLike) -> Trace:
@@ -137,9 +137,11 @@ def _parse(path: pathlib.Path) -> tuple[Trace, Mapping[str, str] | None]:
         for name, kind in (("layers", list), ("labels", list), ("held", list), ("rule", dict), ("digests", dict)):
             if not isinstance(content.get(name, kind()), kind) and (name, stored) != ("digests", None):
                 checks.refuse(f"{name} has another type than {kind.__name__}")
-        layers, held = checks.names("layers", content["layers"]), checks.names("held", content["held"])
-        if not layers or "expert" not in held or not set(held) <= {"expert", "weight", "kept", "scores"}:
-            checks.refuse(f"layers {list(layers)} and held {list(held)}: one layer and the column expert are the least")
+        layers, columns = checks.names("layers", content["layers"]), checks.names("held", content["held"])
+        if not layers or "expert" not in columns or not set(columns) <= {"expert", "weight", "kept", "scores"}:
+            checks.refuse(
+                f"layers {list(layers)} and held {list(columns)}: one layer and the column expert are the least"
+            )
         experts = checks.whole("experts", content["experts"], 1, checks.MOST_EXPERTS)
         trace = Trace(
             folder=path,
@@ -148,7 +150,7 @@ def _parse(path: pathlib.Path) -> tuple[Trace, Mapping[str, str] | None]:
             k=checks.whole("k", content["k"], 1, experts),
             tokens=checks.whole("tokens", content["tokens"], 1, 2**63 - 1),
             labels=checks.names("labels", content["labels"]),
-            columns=held,
+            columns=columns,
             has_ids=content["has_ids"],
             has_sequences=content["has_sequences"],
             model=checks.text("model", content.get("model", "")),
@@ -178,7 +180,7 @@ def _check_columns(trace: Trace, path: pathlib.Path, layer: int | None = None) -
         raise UserError(f"{path} has {rows:,} rows, {DESCRIPTION} says {trace.tokens:,} tokens: write it again")
     if layer is None:
         expected = {name: pa.types.is_integer for name in TOKEN_COLUMNS if name != "token" or trace.has_ids}
-        expected |= dict.fromkeys(trace.labels, _is_words)
+        expected |= dict.fromkeys(trace.labels, _KINDS["label"])
     else:
         expected = {flat: _KINDS[name] for name in trace.columns for flat in _flat_columns(trace, name)}
     if set(schema.names) != set(expected) or len(schema.names) != len(expected):
@@ -189,17 +191,13 @@ def _check_columns(trace: Trace, path: pathlib.Path, layer: int | None = None) -
             raise UserError(f"{path}: column {field.name!r} has the type {field.type}: write the trace again")
 
 
-def _is_words(kind: pa.DataType) -> bool:
-    """Returns True for a column of texts, plain or as a dictionary."""
-    return pa.types.is_string(kind.value_type if pa.types.is_dictionary(kind) else kind)
-
-
 #: Column of a layer's file -> test of its type.
 _KINDS: dict[str, Callable[[pa.DataType], bool]] = {
     "expert": pa.types.is_integer,
     "weight": pa.types.is_floating,
     "kept": pa.types.is_boolean,
     "scores": pa.types.is_floating,
+    "label": lambda kind: pa.types.is_string(kind.value_type if pa.types.is_dictionary(kind) else kind),
 }
 
 
@@ -243,13 +241,15 @@ def damaged(path: pathlib.Path, error: Exception) -> UserError:
     return UserError(f"{path} is damaged ({reason}): write the trace again")
 
 
-def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE) -> Iterator[Arrays]:
+def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE, most: int | None = None) -> Iterator[Arrays]:
     """Yields stripes of `size` tokens of a layer's columns: expert, weight and kept [n, k], scores [n, E] as stored.
+
+    With `most` only so many ranks of each column are read.
 
     Raises:
       UserError: the file is damaged.
     """
-    names = {column: _flat_columns(trace, column) for column in columns}
+    names = {column: _flat_columns(trace, column)[:most] for column in columns}
     flat_columns = [name for flat in names.values() for name in flat]
     try:
         with pq.ParquetFile(trace.path(layer)) as file:

@@ -52,11 +52,11 @@ def read_megatron(path: str | os.PathLike, num_experts: int | None = None) -> di
     traces = sorted(folder.glob("router_trace_rank*.jsonl"), key=lambda file: int("0" + re.sub(r"\D", "", file.name)))
     if not traces:
         raise UserError(f"{folder} has no router_trace_rank*.jsonl: give the folder of --moe-routing-trace-path")
-    layers, known = defaultdict[int, list[Record]](list), dict[bytes, pathlib.Path]()
+    layers, ranks = defaultdict[int, list[Record]](list), dict[bytes, pathlib.Path]()
     for file in traces:
         of_rank = _read_rank(file)
         key = b"".join(record.experts.tobytes() for layer in sorted(of_rank) for record in of_rank[layer])
-        if (same := known.setdefault(key, file)) != file:
+        if (same := ranks.setdefault(key, file)) != file:
             log.info("%s left out: it has the choices of %s", file.name, same.name)
             continue
         for layer, some in of_rank.items():
@@ -81,11 +81,11 @@ def read_megatron(path: str | os.PathLike, num_experts: int | None = None) -> di
 
 def _read_rank(file: pathlib.Path) -> dict[int, list[Record]]:
     """Returns the records of each layer of the decoder, in the order of the file."""
-    layers, others = defaultdict[int, list[Record]](list), set[str]()
+    layers, blocks = defaultdict[int, list[Record]](list), set[str]()
     for number, record in records(file):
         where = f"{file}, line {number}"
         if (block := record.get("block", "decoder")) != "decoder":
-            others.add(str(block))
+            blocks.add(str(block))
             continue
         experts = choices_of(where, [record.get("top_indices")], "top_indices")[0]
         layer = record.get("layer")
@@ -100,8 +100,8 @@ def _read_rank(file: pathlib.Path) -> dict[int, list[Record]]:
                 raise UserError(f"{where}: logit_offset and logit_shape {list(shape)} do not fit {len(experts)} tokens")
             scores = (sidecar, record["logit_offset"], shape)
         layers[layer].append(Record(experts, scores))
-    if others:
-        log.info("%s: layers of the block %s left out", file.name, ", ".join(sorted(others)))
+    if blocks:
+        log.info("%s: layers of the block %s left out", file.name, ", ".join(sorted(blocks)))
     if not layers:
         raise UserError(f"{file} has no layers of the decoder: no router ran while it was traced")
     return layers
