@@ -44,7 +44,7 @@ COMMANDS = {
     ),
     "trace": Command(
         "routed.trace.__main__",
-        "report DIR... | capture | surgery --model=NAME --text=FILE --out=DIR",
+        "report DIR... | import FORMAT PATH --out=DIR | capture | surgery --model=NAME --text=FILE --out=DIR",
         "what the routers of any model decided: a page of its trace, the trace, or its loss with other routers",
     ),
     "suite": Command(

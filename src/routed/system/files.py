@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator
 
 from routed.contracts import UserError
 
-#: Option that names the folder of a command, for advice in errors.
-FLAG = contextvars.ContextVar("flag", default="workdir")
 #: Errors of the disk that another folder mends; libraries may wrap them, so the texts of errors are searched for them
 #: too.
 FOLDER_ERRORS = (
@@ -32,6 +30,19 @@ FOLDER_ERRORS = (
     errno.ENAMETOOLONG,
     errno.EIO,
 )
+
+
+_FOLDER_FLAG = contextvars.ContextVar("folder flag", default="workdir")
+
+
+@contextlib.contextmanager
+def folders_by(flag: str) -> Iterator[None]:
+    """Makes errors of the disk name the flag by which this command takes its folder; else it is --workdir."""
+    before = _FOLDER_FLAG.set(flag)
+    try:
+        yield
+    finally:
+        _FOLDER_FLAG.reset(before)
 
 
 def accept_any_text() -> None:
@@ -158,7 +169,7 @@ def explained(path: pathlib.Path) -> Iterator[None]:
             raise UserError(
                 f"cannot use {path} ({first}): check the bucket's name and your right to it (gcloud auth"
                 " application-default"
-                f" login), or choose another --{FLAG.get()}"
+                f" login), or choose another --{_FOLDER_FLAG.get()}"
             ) from error
         text = " ".join(str(e) for e in _causes(error))
         codes = {e.errno for e in _causes(error) if isinstance(e, OSError) and e.errno}
@@ -168,8 +179,8 @@ def explained(path: pathlib.Path) -> Iterator[None]:
             ) from error
         for code in (*codes, *FOLDER_ERRORS):
             if code in codes or os.strerror(code) in text:
-                advice = f"choose another --{FLAG.get()}"
-                raise UserError(f"cannot use {path} ({os.strerror(code).lower()}): {advice}") from error
+                reason = os.strerror(code).lower()
+                raise UserError(f"cannot use {path} ({reason}): choose another --{_FOLDER_FLAG.get()}") from error
         raise
 
 

@@ -3,16 +3,20 @@
     routed trace report DIR... [--out=FILE]                  (or python -m routed.trace report ...)
     routed trace capture --model=PATH_OR_NAME --text=FILE... --out=DIR
     routed trace surgery --model=PATH_OR_NAME --text=FILE... --out=DIR
+    routed trace import vllm|sglang|megatron|hf|olmoe|npz PATH --out=DIR [--experts=N] [--k=K]
+    routed trace export DIR --out=FILE.npz
 
 `report` makes one page of a trace, or of checkpoints of one model, in order. `capture` writes the trace of a Hugging
 Face model on text files. `surgery` measures the model's loss there with other routers instead of its own, and makes a
-page of the losses (both need pip install 'routed[torch]'). The same command continues after a kill. docs/traces.md
-has the format and the meaning of the numbers.
+page of the losses (both need pip install 'routed[torch]'). The same command continues after a kill. `import` makes a
+trace of a file of another program, and `export` writes a trace into a NumPy archive. docs/traces.md has the format
+and the meaning of the numbers.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 
 from routed.system import signals
@@ -22,13 +26,14 @@ if __name__ == "__main__":
 
 from absl import flags
 
-from routed.contracts import UserError
+from routed.contracts import UserError, nearest
 from routed.system import commands, files
 
 OUT = flags.DEFINE_string(
     "out",
     "",
-    "report: the page, default report.html in the last DIR; capture: the trace's folder; surgery: that of the page.",
+    "report: the page, default report.html in the last DIR; capture, import: the trace's folder; surgery: that of the"
+    " page; export: the file.",
     allow_override=True,
 )
 MODEL = flags.DEFINE_string("model", "", "A model of transformers: a folder, or a name on the hub.")
@@ -41,7 +46,8 @@ BATCH = flags.DEFINE_integer("batch_size", 8, "Rows of a batch.", lower_bound=1)
 ROUTERS = flags.DEFINE_string(
     "routers", "", "A regular expression for the names of the router modules of an unknown architecture."
 )
-EXPERTS = flags.DEFINE_integer("k", 0, "With --routers: experts of a token.")
+EXPERTS = flags.DEFINE_integer("k", 0, "With --routers, and for import of sglang and hf: experts of a token.")
+COUNT = flags.DEFINE_integer("experts", 0, "import: experts of a layer, for files that do not say it.")
 SCORES = flags.DEFINE_bool("scores", True, "Keep the scores of all experts, as float16.")
 REPAIR_TEXT = flags.DEFINE_multi_string(
     "other_text", [], "surgery: text for tables and repairs; default: the first half of every --text."
@@ -60,13 +66,20 @@ FROM = flags.DEFINE_string(
 )
 USAGE = (
     "usage: routed trace report DIR... [--out=FILE], or routed trace capture|surgery --model=PATH_OR_NAME --text=FILE"
-    "... --out=DIR"
+    "... --out=DIR, or routed trace import FORMAT PATH --out=DIR, or routed trace export DIR --out=FILE.npz"
 )
+#: Flags that only capture and surgery read.
+OF_MODELS = (TEXT, TOKENS, LENGTH, BATCH, ROUTERS, SCORES, REPAIR_TEXT, REPLACE, REPAIR, RATE, DRAWS, SEED, FROM)
 
 
 def main(argv: list[str]) -> None:
-    """Runs `report`, `capture` or `surgery`."""
+    """Runs the command that the first word names."""
     command, *rest = argv[1:] or [""]
+    with files.folders_by("out"):
+        _run(command, rest)
+
+
+def _run(command: str, rest: list[str]) -> None:
     if command == "report" and rest:
         from routed.trace.report import report  # here, since --help does not need it
 
@@ -80,8 +93,41 @@ def main(argv: list[str]) -> None:
                 raise UserError(f"--{flag.name} is missing; {USAGE}")
         with files.locked(files.folder(OUT.value), "out"):
             (_capture if command == "capture" else _surgery)()
+    elif command == "import" and len(rest) == 2:
+        _import(*rest)
+    elif command == "export" and len(rest) == 1 and OUT.value:
+        from routed.trace import export, read
+
+        export(read(rest[0]), OUT.value)
+        files.tell(f"wrote {OUT.value}; features are not in it")
     else:
         raise UserError(USAGE)
+
+
+def _import(name: str, path: str) -> None:
+    from routed.trace import FORMATS, write
+
+    if name not in FORMATS:
+        raise UserError(f"format {name!r} is unknown{nearest(name, FORMATS)}; known: {', '.join(FORMATS)}")
+    if not OUT.value:
+        raise UserError(f"--out is missing; {USAGE}")
+    parameters = inspect.signature(FORMATS[name]).parameters
+    given: dict[str, int] = {}
+    for flag, argument in ((EXPERTS, "k"), (COUNT, "num_experts")):
+        if flag.value and argument not in parameters:
+            raise UserError(f"--{flag.name}={flag.value}: files of {name} say it themselves; leave it out")
+        if flag.value:
+            given[argument] = flag.value
+        elif argument in parameters and parameters[argument].default is inspect.Parameter.empty:
+            raise UserError(f"--{flag.name} is missing: files of {name} do not say it")
+    for of_model in OF_MODELS:
+        if flags.FLAGS[of_model.name].present:
+            raise UserError(f"--{of_model.name} has no effect with import: leave it out")
+    arguments = FORMATS[name](path, **given) | ({"model": MODEL.value} if MODEL.value else {})
+    with files.locked(files.folder(OUT.value), "out"):
+        trace = write(OUT.value, **arguments)
+    size = f"{trace.tokens:,} tokens, {len(trace.layers)} layers, {trace.experts} experts"
+    files.tell(f"wrote {trace.folder}: {size}; next: routed trace report {trace.folder}")
 
 
 def _capture() -> None:
@@ -144,7 +190,6 @@ def _surgery() -> None:
 
 def run() -> None:
     """Starts the command."""
-    files.FLAG.set("out")
     commands.start(main, functools.partial(commands.parse_flags, module=sys.modules[__name__]))
 
 

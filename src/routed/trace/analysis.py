@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +17,12 @@ from routed.routers.fixed import balanced_table
 from routed.trace import counts, features, numbers, similarity
 from routed.trace.arrays import top
 from routed.trace.format import Trace, stripes
-from routed.trace.tokens import Tokens, dense, labels_within_ids, make_tokens, tokens_of
+from routed.trace.tokens import Conditional, Tokens, dense, labels_within_ids, make_tokens, tokens_of
 
 #: Draws of shuffled features and of random routers, whose means are taken.
 DRAWS = 4
+#: Layers that are counted together: each takes some hundred MB.
+WORKERS = 2
 #: Numbers of a choice of experts that do not depend on the scale of scores.
 COMPARED = ("load_max", "experts_used", "dropped_1.25", "table", "mi", "pairs")
 
@@ -54,10 +58,7 @@ def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
     rows: list[dict[str, Any]] = []
     maps: dict[str, list[np.ndarray]] = {name: [] for name in trace.labels}
     loads, pairs = [], []
-    for layer, name in enumerate(trace.layers):
-        log.info("layer %s, %d of %d", name, layer + 1, len(trace.layers))
-        stream = counts.Stream(trace.experts, trace.k, trace.columns, functools.partial(stripes, trace, layer))
-        counted = counts.count(stream, tokens, conditional)
+    for name, counted in zip(trace.layers, _counted(trace, tokens, conditional), strict=True):
         rows += numbers.as_rows(numbers.numbers(counted, trace.k, weights), name)
         loads.append(counted.load.sum(0))
         if counted.pairs is not None:
@@ -82,6 +83,24 @@ def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
         controls=controls(trace, tokens, seed) if trace.has_features else pd.DataFrame(),
         routers=similarity.routers(trace, seed) if trace.has_features and len(trace.layers) > 1 else None,
     )
+
+
+def _counted(trace: Trace, tokens: Tokens, conditional: Conditional | None) -> Iterator[counts.Counts]:
+    """Yields the counts of each layer, `WORKERS` layers at a time, since most of the work is NumPy's and Arrow's."""
+
+    def count(layer: int) -> counts.Counts:
+        log.info("layer %s, %d of %d", trace.layers[layer], layer + 1, len(trace.layers))
+        stream = counts.Stream(trace.experts, trace.k, trace.columns, functools.partial(stripes, trace, layer))
+        return counts.count(stream, tokens, conditional)
+
+    with futures.ThreadPoolExecutor(WORKERS) as pool:
+        waiting = collections.deque[futures.Future[counts.Counts]]()
+        for layer in range(len(trace.layers)):
+            waiting.append(pool.submit(count, layer))
+            if len(waiting) > WORKERS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _hash_numbers(tokens: Tokens, trace: Trace, conditional, weights) -> dict[str, numbers.Number]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from routed.contracts import UserError
 from routed.contracts.ties import highest_of_array
+from routed.trace import checks
+from routed.trace.checks import MOST_EXPERTS, Arrays, as_array, half, refuse, whole
 from routed.trace.format import ROW_GROUP, TOKEN_COLUMNS
 
-#: A larger number is infinite as float16.
-LARGEST_HALF = 65504.0
-#: A larger expert number would be stored as another expert, or as none.
-MOST_EXPERTS = np.iinfo(np.int16).max
-
-Arrays = Any  # NumPy, JAX or torch, or a sequence of them, one per layer
+__all__ = ["Arrays", "Choices", "as_array", "choices_of", "half", "refuse", "token_table", "top"]
 
 
 class Choices(NamedTuple):
@@ -31,30 +28,11 @@ class Choices(NamedTuple):
     of_layer: Callable[[int], dict[str, np.ndarray]]
 
 
-def as_array(values: Arrays) -> np.ndarray:
-    """Returns a NumPy array of an array of NumPy, JAX or torch, which may be on a device or bfloat16."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        values = values.float() if values.is_floating_point() else values
-    array = np.asarray(values)
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-
-
-def half(values: np.ndarray) -> type[np.floating]:
-    """Returns float16, or float32 where a float16 would be infinite."""
-    return np.float16 if np.abs(values).max(initial=0) < LARGEST_HALF else np.float32
-
-
-def refuse(text: str) -> NoReturn:
-    """Raises a `UserError` of one line."""
-    raise UserError(f"trace: {text}")
-
-
 #: Argument of `write` -> column of a layer's file.
 _COLUMN = {"scores": "scores", "experts": "expert", "weights": "weight", "kept": "kept"}
 
 
-def choices_of(given: Mapping[str, Arrays], k: int | None, num_experts: Any, keep_scores: bool) -> Choices:
+def choices_of(given: Mapping[str, Arrays], k: Any, num_experts: Any, keep_scores: bool) -> Choices:
     """Returns checked choices from the arrays scores, experts, weights and kept (None where not given).
 
     Values are checked when a layer is read.
@@ -77,9 +55,13 @@ def choices_of(given: Mapping[str, Arrays], k: int | None, num_experts: Any, kee
             if array.shape != (shape := shapes[name][1:]):
                 refuse(f"layer {layer} of {name} has shape {list(array.shape)}, layer 0 has {list(shape)}")
         if "scores" in arrays:
-            _check_scores(arrays["scores"], layer)
+            checks.scores(arrays["scores"], layer)
         if "experts" in arrays:
-            _check_experts(arrays["experts"], layer, experts)
+            checks.experts(arrays["experts"], layer, experts)
+            if "weights" in arrays:
+                checks.weights(arrays["weights"], layer, arrays["experts"])
+            if "kept" in arrays:
+                checks.kept(arrays["kept"], layer)
         else:
             arrays["experts"], arrays["weights"] = top(arrays["scores"], k)
         by_column = {_COLUMN[name]: array for name, array in arrays.items()}
@@ -93,6 +75,12 @@ def _shapes_of(given: Mapping[str, Arrays]) -> dict[str, tuple[int, ...]]:
     """Returns the shapes [layers, tokens, experts or k] of the given arrays, which agree."""
     shapes: dict[str, tuple[int, ...]] = {}
     for column, array in given.items():
+        dense = [i for i, layer in enumerate(array) if layer is None] if isinstance(array, list | tuple) else []
+        if dense:
+            refuse(
+                f"{column}[{dense[0]}] is None, as of a layer without a router: leave such layers out, and name the"
+                f" others, for example layers={[str(i) for i in range(len(array)) if i not in dense][:3]}"
+            )
         shapes[column] = shape = (len(array), *as_array(array[0]).shape) if len(array) else (0,)
         if len(shape) != 3 or 0 in shape:
             axes = f"[layers, tokens, {'experts' if column == 'scores' else 'k'}]"
@@ -111,16 +99,19 @@ def _shapes_of(given: Mapping[str, Arrays]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _sizes(given: Mapping[str, Arrays], shapes: Mapping[str, Any], k: int | None, num_experts: Any) -> tuple[int, int]:
+def _sizes(given: Mapping[str, Arrays], shapes: Mapping[str, Any], k: Any, num_experts: Any) -> tuple[int, int]:
     """Returns the number of experts, and of experts of a token."""
     if "scores" in shapes:
         count = shapes["scores"][2]
-        if num_experts not in (None, count):
+        if num_experts is not None and whole("num_experts", num_experts, 1, sys.maxsize) != count:
             refuse(f"num_experts={num_experts}, but scores has {count} experts")
+    elif num_experts is not None:
+        count = whole("num_experts", num_experts, 1, sys.maxsize)
     else:
-        count = int(num_experts) if num_experts else 1 + max(int(as_array(layer).max()) for layer in given["experts"])
+        count = 1 + max(int(as_array(layer).max()) for layer in given["experts"])
     if count > MOST_EXPERTS:
         refuse(f"{count:,} experts: a trace holds at most {MOST_EXPERTS:,}")
+    k = None if k is None else whole("k", k, -sys.maxsize, sys.maxsize)
     most = shapes["experts"][2] if "experts" in shapes else k
     if most is None:
         refuse("k, the number of experts of a token, is missing")
@@ -145,28 +136,7 @@ def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return chosen, weight
 
 
-def _check_scores(scores: np.ndarray, layer: int) -> None:
-    bad = ~np.isfinite(scores).all(1)
-    if bad.any():
-        count = f"{int(bad.sum()):,} tokens, the first is token {int(bad.argmax())}"
-        refuse(f"scores of layer {layer} are not finite for {count}: leave such tokens out")
-
-
-def _check_experts(experts: np.ndarray, layer: int, count: int) -> None:
-    if not np.issubdtype(experts.dtype, np.integer):
-        refuse(f"experts of layer {layer} are {experts.dtype}: must be integers")
-    bad = ((experts >= count) | (experts < -1)).any(1)
-    if bad.any():
-        token = int(bad.argmax())
-        allowed = f"there are {count} experts, 0 to {count - 1} (-1: none)"
-        refuse(f"layer {layer}, token {token} has expert {int(experts[token].max())}, but {allowed}")
-    ordered = np.sort(experts, axis=1)
-    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(1)
-    if twice.any():
-        refuse(f"layer {layer}, token {int(twice.argmax())} has an expert twice")
-
-
-def token_table(tokens: int, columns: Mapping[str, Arrays], labels: Mapping[str, Any]) -> pa.Table:
+def token_table(tokens: int, columns: Mapping[str, Arrays], labels: Mapping[Any, Any]) -> pa.Table:
     """Returns tokens.parquet from token_ids, sequence and position (None where not given) and labels, each [tokens].
 
     Without `sequence` all tokens are one sequence; without `position` tokens are numbered within their sequence.
@@ -176,20 +146,18 @@ def token_table(tokens: int, columns: Mapping[str, Arrays], labels: Mapping[str,
     """
     arrays = {name: as_array(values) for name, values in columns.items() if values is not None}
     for name, array in arrays.items():
-        if array.shape != (tokens,) or not np.issubdtype(array.dtype, np.integer):
+        if array.shape != (tokens,) or array.dtype.kind not in "iu":
             shape = f"shape {list(array.shape)} of {array.dtype}"
             refuse(f"{name} has {shape}: must be {tokens} integers, one for each token")
+    checks.tokens(arrays)
     sequence = arrays.get("sequence", np.zeros(tokens, np.int64))
-    starts = np.flatnonzero(np.diff(sequence, prepend=sequence[0] - 1))
-    if len(np.unique(sequence[starts])) != len(starts):
-        refuse("sequence: the tokens of a sequence must stand together; sort all arrays by sequence")
+    starts = checks.starts_of(sequence)
     counted = np.arange(tokens) - np.repeat(starts, np.diff(starts, append=tokens))
     position = arrays.get("position", counted).astype(np.int32)
     table = {"sequence": sequence.astype(np.int64), "position": position}
     if "token_ids" in arrays:
-        if (least := int(arrays["token_ids"].min())) < 0:
-            refuse(f"token_ids: {least} is negative; leave padding out")
         table["token"] = arrays["token_ids"].astype(np.int64)
+    checks.names("labels", labels)
     return pa.table(table | {name: _label(name, values, tokens) for name, values in labels.items()})
 
 
@@ -205,8 +173,8 @@ def _label(name: str, values: Any, tokens: int) -> pa.DictionaryArray:
         if missing.any():
             rows = f"{int(missing.sum()):,} of {tokens:,} rows, the first is token {int(missing.argmax())}"
             refuse(f"{label} lacks {rows}: give them a value, for example 'unknown'")
-    if array.dtype.kind == "f":
+    if array.dtype.kind not in "OUTiub":
         refuse(f"{label} holds {array.dtype}: labels are words or integers; put numbers into classes")
     values, codes = np.unique(array.astype(str) if array.dtype.kind == "O" else array, return_inverse=True)
-    names = [str(value) for value in values.tolist()]
+    names = [checks.text(f"a value of {label}", str(value)) for value in values.tolist()]
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names))

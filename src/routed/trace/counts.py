@@ -13,16 +13,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from routed.contracts import UserError
 from routed.metrics import information
 from routed.trace.format import Arrays, with_slices
 from routed.trace.tokens import Conditional, Tokens
 
 #: Tokens that are processed together where each has a score of every expert.
 SCORED = 1 << 16
+#: Tokens whose terms are looked up together.
+BLOCK = 1 << 14
 #: Tokens that share the queues of the experts, for the drops that a capacity would cause.
 BATCH = 4096
-#: Cells of a table above which one shuffle is counted instead of several.
-LARGE = 1 << 23
+#: Cells of a table, and assignments of a layer, above which one shuffle is counted: its noise is negligible.
+LARGE, MANY = 1 << 23, 1 << 21
+#: Cells of the largest table that fits into memory: 4 GiB.
+MOST_CELLS = 1 << 30
 #: Capacity factors whose drops are counted.
 FACTORS = (1.0, 1.25, 2.0)
 
@@ -83,15 +88,24 @@ class Counts(NamedTuple):
 
 
 def count(stream: Stream, tokens: Tokens, conditional: Conditional | None) -> Counts:
-    """Returns the counts of a stream."""
+    """Returns the counts of a stream.
+
+    Raises:
+      UserError: there are more experts than tables of them fit into memory.
+    """
     experts, groups = stream.experts, tokens.groups
+    largest = max([groups * experts**2 * (stream.k > 1), *(2 * size * experts for size in tokens.counts.values())])
+    if largest > MOST_CELLS:
+        raise UserError(f"trace: tables of {experts:,} experts have {largest:,} cells, more than {MOST_CELLS:,}")
+    many = len(tokens.sequence) * stream.k > MANY
     load, sums = np.zeros((groups, experts), np.int64), Sums(groups)
     pairs = np.zeros((groups, experts, experts), np.int32) if stream.k > 1 else None
     sums["tokens"] = np.bincount(tokens.group, minlength=groups)
     tables = {name: np.zeros((2 * size, experts), np.int32) for name, size in tokens.counts.items()}
     shuffled = {
         name: [
-            np.zeros((size, experts), np.int32) for _ in tokens.token_orders[: 1 if size * experts > LARGE else None]
+            np.zeros((size, experts), np.int32)
+            for _ in tokens.token_orders[: 1 if many or size * experts > LARGE else None]
         ]
         for name, size in tokens.counts.items()
     }
@@ -131,12 +145,11 @@ def accumulate(table: np.ndarray, more: np.ndarray) -> None:
 
 def _count_pairs(pairs: np.ndarray, group: np.ndarray, expert: np.ndarray) -> None:
     experts = pairs.shape[1]
-    for i in range(expert.shape[1]):
-        for j in range(i + 1, expert.shape[1]):
-            both = (expert[:, i] >= 0) & (expert[:, j] >= 0)
-            where = slice(None) if both.all() else both
-            key = (group[where].astype(np.int64) * experts + expert[where, i]) * experts + expert[where, j]
-            accumulate(pairs, np.bincount(key, minlength=pairs.size).reshape(pairs.shape))
+    for i in range(expert.shape[1] - 1):
+        before, after = expert[:, i, None], expert[:, i + 1 :]
+        key = (group[:, None].astype(np.int64) * experts + before) * experts + after
+        flat = key.ravel() if expert.min() >= 0 else key[(before >= 0) & (after >= 0)]
+        accumulate(pairs, np.bincount(flat, minlength=pairs.size).reshape(pairs.shape))
 
 
 def _count_drops(sums: Sums, group: np.ndarray, expert: np.ndarray, stream: Stream) -> None:
@@ -164,7 +177,7 @@ def _count_column(sums: Sums, group: np.ndarray, expert: np.ndarray, name: str, 
     else:
         weight = np.where(assigned, column, 0)
         sums.add("weight_first", group, weight.max(1))
-        sums.add("weight_all", group, weight.sum(1, dtype=np.float32))
+        sums.add("weight_all", group, row_sums(weight))
 
 
 def _count_scores(sums: Sums, stream: Stream, tokens: Tokens) -> None:
@@ -204,16 +217,26 @@ def _count_information(sums: Sums, stream: Stream, tokens: Tokens, halves: dict[
     named = {name: np.stack([best(half, stream.k) for half in table]) for name, table in halves.items()}
     loads = next(iter(halves.values())).sum(1)
     most_loaded = np.stack([best(load[None], stream.k)[0] for load in loads])
-    for here, (expert,) in with_slices(stream.read("expert")):
+    # A few tokens at a time: what is computed for them stays in the processor's cache.
+    blocks = (
+        block for (expert,) in stream.read("expert") for block in np.split(expert, range(BLOCK, len(expert), BLOCK))
+    )
+    for here, (expert,) in with_slices((block,) for block in blocks):
         group, other_half = tokens.group[here], 1 - tokens.half[here].astype(np.int64)
         assigned, safe = expert >= 0, np.maximum(expert, 0)
-        sums.add("assignments", group, assigned.sum(1))
-        for name in halves:
-            code = tokens.codes[name][here].astype(np.int64)
-            by_token = np.where(assigned, terms[name][code[:, None], safe], 0).sum(1, dtype=np.float32)
-            sums.add(f"mi_{name}", group, by_token)
-            sums.add(f"table_{name}", group, (named[name][other_half[:, None], code[:, None], safe] & assigned).sum(1))
-        sums.add("table", group, (most_loaded[other_half[:, None], safe] & assigned).sum(1))
+        sums.add("assignments", group, row_sums(assigned))
+        for name, table in halves.items():
+            cell = tokens.codes[name][here].astype(np.int64)[:, None] * stream.experts + safe
+            sums.add(f"mi_{name}", group, row_sums(terms[name].ravel().take(cell) * assigned))
+            cell += other_half[:, None] * table[0].size
+            sums.add(f"table_{name}", group, row_sums(named[name].ravel().take(cell) & assigned))
+        by_load = most_loaded.ravel().take(other_half[:, None] * stream.experts + safe)
+        sums.add("table", group, row_sums(by_load & assigned))
+
+
+def row_sums(values: np.ndarray) -> np.ndarray:
+    """Returns sums [T] over few columns [T, k] in float32, many times faster than `sum(1)`."""
+    return values.astype(np.float32, copy=False) @ np.ones(values.shape[1], np.float32)
 
 
 def _conditional_information(
@@ -222,8 +245,8 @@ def _conditional_information(
     """Returns I(expert; label | id) = I(expert; (label, id)) - I(expert; id) of each label."""
     group, assigned, safe = tokens.group[conditional.where], expert >= 0, np.maximum(expert, 0)
     by_id = information.joint(conditional.token, expert, int(conditional.token.max()) + 1, experts)
-    id_terms = information.pointwise(by_id)[conditional.token[:, None], safe]
-    assignments = np.bincount(group, weights=assigned.sum(1), minlength=tokens.groups)
+    id_terms = information.pointwise(by_id).ravel().take(conditional.token[:, None] * experts + safe)
+    assignments = np.bincount(group, weights=row_sums(assigned), minlength=tokens.groups)
     of_ids, results = information.mutual(by_id), {}
 
     def table_of(codes: np.ndarray) -> np.ndarray:
@@ -231,9 +254,9 @@ def _conditional_information(
 
     for name, (pairs, *shuffled) in conditional.pairs.items():
         # One table at a time: a table of pairs may take hundreds of MB.
-        chance = float(np.mean([max(0.0, information.mutual(table_of(codes)) - of_ids) for codes in shuffled]))
-        terms = information.pointwise(table_of(pairs))[pairs[:, None], safe] - id_terms
-        by_token = np.where(assigned, terms, 0).sum(1)
-        by_group = np.bincount(group, weights=by_token, minlength=tokens.groups)
+        draws = shuffled[: 1 if expert.size > MANY else None]
+        chance = float(np.mean([max(0.0, information.mutual(table_of(codes)) - of_ids) for codes in draws]))
+        terms = information.pointwise(table_of(pairs)).ravel().take(pairs[:, None] * experts + safe) - id_terms
+        by_group = np.bincount(group, weights=row_sums(terms * assigned), minlength=tokens.groups)
         results[name] = ConditionalInformation(chance, by_group, assignments)
     return results

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import zipfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from routed.contracts import UserError
 from routed.system import files
-from routed.trace.arrays import Arrays, as_array, half, refuse
+from routed.trace.checks import Arrays, as_array, half, refuse
 
 LAYER_FILE = "features_{:02d}.npz"
 #: Tokens whose features a capture keeps, about.
@@ -59,14 +58,31 @@ def load(folder: pathlib.Path, layer: int) -> tuple[np.ndarray, np.ndarray, np.n
     """Returns (tokens [F], features [F, D], kernel [D, E], offset [E]) of a layer, float32.
 
     Raises:
-      UserError: the file is missing or damaged.
+      UserError: the file is missing or damaged, or its arrays do not agree.
     """
     path = folder / LAYER_FILE.format(layer)
     try:
         arrays = read_npz(path)
-        return arrays["token"], arrays["features"].astype(np.float32), arrays["kernel"], arrays["offset"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        token, values, kernel, offset = (arrays[name] for name in ("token", "features", "kernel", "offset"))
+    except Exception as error:  # a damaged archive raises errors of zipfile, zlib, struct and NumPy
         raise UserError(f"{path} is missing or damaged ({type(error).__name__}): write the trace again") from error
+    shapes = values.shape == (*token.shape, len(kernel)) and kernel.shape[1:] == offset.shape and token.ndim == 1
+    real = token.dtype.kind in "iu" and all(array.dtype.kind == "f" for array in (values, kernel, offset))
+    if not shapes or not real or not all(np.isfinite(array).all() for array in (values, kernel, offset)):
+        raise UserError(f"{path} has arrays that do not agree, or are not finite: write the trace again")
+    if not len(token) or token[0] < 0 or (np.diff(token) <= 0).any():
+        raise UserError(f"{path} names tokens that are not in ascending order: write the trace again")
+    return token, values.astype(np.float32), kernel, offset
+
+
+def check(folder: pathlib.Path, layer: int, tokens: int, experts: int) -> None:
+    """Refuses features of a layer that are not those of a trace with so many tokens and experts."""
+    token, _, _, offset = load(folder, layer)
+    if token[-1] >= tokens or offset.shape != (experts,):
+        raise UserError(
+            f"{folder / LAYER_FILE.format(layer)} is of another trace: this one has {tokens:,} tokens and {experts}"
+            " experts; write the trace again"
+        )
 
 
 def join(parts: Sequence[tuple[pathlib.Path, int]], out: pathlib.Path, layers: int) -> None:

@@ -25,7 +25,9 @@ from routed.trace.tokens import Tokens, shuffle_within
 #: Draws of tables by chance, and of random routers, whose means are taken.
 DRAWS = 4
 #: Tokens of a stripe where every layer's first expert is in memory.
-STRIPE = 1 << 18
+STRIPE = 1 << 17
+#: Tokens whose experts do not all ascend by chance.
+MANY_TOKENS = 100
 #: Cells of the tables of a pair of layers, in all groups.
 CELLS = 1 << 20
 
@@ -155,7 +157,10 @@ def _first_experts(
     joint = {(i, j): np.zeros((experts, experts), np.int32) for i in range(layers) for j in range(i + 1, layers)}
     shuffled = np.zeros((layers - 1, experts, experts), np.int32)
     by_group = np.zeros((layers - 1, groups, experts, experts), np.int32)
-    readers = [stripes(trace, layer, *names, size=STRIPE) for layer, names in enumerate(columns)]
+    readers = [
+        stripes(trace, layer, *names, size=STRIPE, most=1 if len(names) == 1 else None)
+        for layer, names in enumerate(columns)
+    ]
     firsts = (tuple(_first(*arrays) for arrays in by_layer) for by_layer in zip(*readers, strict=True))
     for here, first in with_slices(firsts):
         # A slice instead of a mask where all tokens have a first expert: it copies nothing.
@@ -180,12 +185,18 @@ def _first_experts(
 def _ranking_columns(trace: Trace, layer: int) -> tuple[str, ...]:
     """Returns the columns that rank a token's experts; none if nothing ranks them.
 
-    Experts are stored in order, so their column ranks them, unless -1 stands before an expert, as in choices of ReLU
-    gates, where column e holds expert e or -1. Then weights rank the experts.
+    Experts are stored in order, so their column ranks them, with two exceptions. -1 stands before an expert, as in
+    choices of ReLU gates, where column e holds expert e or -1. Or the experts of all of many tokens ascend, as
+    Megatron writes them. Then weights rank the experts.
     """
+    unordered, ascending = False, trace.k > 1 and trace.tokens >= MANY_TOKENS
     for (expert,) in stripes(trace, layer, "expert", size=STRIPE) if trace.k > 1 else ():
-        if ((expert[:, :-1] < 0) & (expert[:, 1:] >= 0)).any():
-            return ("expert", "weight") if "weight" in trace.columns else ()
+        unordered = unordered or bool(((expert[:, :-1] < 0) & (expert[:, 1:] >= 0)).any())
+        ascending = ascending and bool((expert[:, :-1] < expert[:, 1:]).all())
+        if unordered:
+            break
+    if unordered or ascending:
+        return ("expert", "weight") if "weight" in trace.columns else ()
     return ("expert",)
 
 

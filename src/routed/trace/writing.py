@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -13,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from routed.system import files
+from routed.trace import checks
 from routed.trace.arrays import Arrays, Choices, choices_of, half, refuse, token_table
 from routed.trace.features import Features, join, store
-from routed.trace.format import DESCRIPTION, LAYER_FILE, ROW_GROUP, TOKENS, Trace, describe, read
+from routed.trace.format import DESCRIPTION, LAYER_FILE, ROW_GROUP, TOKENS, Trace, describe, digests, read
 
 PARTS = "parts"
 
@@ -51,8 +53,8 @@ def write(
     weights. A trace that is already in the folder is replaced.
 
     Raises:
-      UserError: shapes do not agree, scores or features are not finite, an expert is beyond the count, a row has no
-      label.
+      UserError: shapes do not agree, a value is not finite or cannot be stored, an expert is beyond the count, a row
+      has no label, two layers have one name.
     """
     given = {"scores": scores, "experts": experts, "weights": weights, "kept": kept}
     choices = choices_of(given, k, num_experts, keep_scores)
@@ -62,7 +64,7 @@ def write(
     table = token_table(choices.tokens, by_token, labels or {})
     trace = Trace(
         folder=files.folder(out),
-        layers=tuple(map(str, layers or range(choices.layers))),
+        layers=checks.names("layers", layers or map(str, range(choices.layers))),
         experts=choices.experts,
         k=choices.k,
         tokens=choices.tokens,
@@ -70,15 +72,23 @@ def write(
         columns=choices.columns,
         has_ids=token_ids is not None,
         has_sequences=sequence is not None,
-        model=model,
-        source=source,
-        step=None if step is None else int(step),
-        rule=dict(rule or {}),
+        model=checks.text("model", model),
+        source=checks.text("source", source),
+        step=None if step is None else checks.whole("step", step, -(2**63), 2**63 - 1),
+        rule=_plain(rule or {}),
         has_features=features is not None,
         has_positions=position is not None,
     )
     _write_files(trace, choices, table, features)
     return trace
+
+
+def _plain(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the rule as it will be read from JSON."""
+    try:
+        return json.loads(json.dumps(dict(rule), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        refuse(f"rule cannot be stored as JSON ({error})")
 
 
 def append(out: str | os.PathLike, **arrays: Any) -> int:
@@ -121,7 +131,7 @@ def finish(out: str | os.PathLike) -> Trace:
         begins = np.cumsum([0, *(part.tokens for part in parts[:-1])])
         join([(part.folder, int(begin)) for part, begin in zip(parts, begins, strict=True)], folder, len(first.layers))
     whole = first._replace(folder=folder, tokens=sum(part.tokens for part in parts))
-    files.write(folder / DESCRIPTION, describe(whole))
+    files.write(folder / DESCRIPTION, describe(whole, digests(whole)))
     files.remove(folder / PARTS)
     return whole
 
@@ -151,7 +161,7 @@ def _write_files(trace: Trace, choices: Choices, table: pa.Table, features: Feat
         files.write(trace.path(layer), functools.partial(_write_layer, choices.of_layer(layer)))
     if features is not None:
         store(trace.folder, features, choices.layers, choices.tokens, choices.experts)
-    files.write(trace.folder / DESCRIPTION, describe(trace))
+    files.write(trace.folder / DESCRIPTION, describe(trace, digests(trace)))
 
 
 def _write_layer(columns: dict[str, np.ndarray], path: pathlib.Path) -> None:
