@@ -10,7 +10,8 @@ import torch
 from routed.contracts import UserError
 from routed.trace import hooks, surgery, surgery_page, surgery_results
 from routed.trace.hooks_replace import CHOICE_BIAS, losses_of, replacing
-from routed.trace.replacements import EVERY, Linear, Site, linear, shuffled
+from routed.trace.kinds import EVERY
+from routed.trace.replacements import Linear, Site, linear, shuffled
 from routed.trace.sites import linear_weights
 from routed.trace.sites import sites_of as every_site
 from routed.trace.surgery import ALL, Job

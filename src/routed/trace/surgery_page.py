@@ -13,7 +13,7 @@ from routed.analysis.statistics import Estimate
 from routed.system import files
 from routed.trace.figures import Drawn, layer_axis, value_ends
 from routed.trace.pages import page_of
-from routed.trace.replacements import EVERY, TRAINED
+from routed.trace.kinds import EVERY, TRAINED
 from routed.trace.surgery import ALL, SurgeryResult
 from routed.trace.surgery_results import NOISE, findings, groups_of, kept_share, measured, nats, table, unsaid
 
