@@ -18,8 +18,9 @@ from routed.system import files
 from routed.trace.arrays import as_array
 from routed.trace.features import MOST_TOKENS, Features
 from routed.trace.format import DESCRIPTION, Trace, read
-from routed.trace.hooks import RouterOutput, listening, routers_of, weights_of
-from routed.trace.model_inputs import bind_folder, check_ids
+from routed.trace.hooks import RouterModule, check_heard, listening, routers_of, weights_of
+from routed.trace.model_inputs import bind_folder, check_ids, check_version
+from routed.trace.readers import RouterOutput
 from routed.trace.writing import append, finish, parts_of
 
 #: Tokens of a part, about: the most that a kill loses.
@@ -47,11 +48,12 @@ def capture(
     finished one. Returns one trace, or two of an encoder-decoder.
 
     Raises:
-      UserError: the architecture is unknown, the model lacks a token id, or `out` holds a capture of other rows or
-      another model.
+      UserError: the version of transformers, the architecture or a router is unknown, the model lacks a token id, or
+      `out` holds a capture of other rows or another model.
     """
     import torch
 
+    check_version()
     check_ids(model, rows)
     folder, modules = files.folder(out), routers_of(model, routers, k)
     stacks = _stacks(folder, list(modules))
@@ -59,8 +61,8 @@ def capture(
     bind_folder(folder / "capture.json", model, rows, settings)
     if all((path / DESCRIPTION).exists() for path in stacks):
         return [read(path) for path in stacks]
-    linear, length = {member: weights_of(router.module) for member, router in modules.items()}, len(rows[0])
-    experts = max((len(weights[1]) for weights in linear.values() if weights), default=256)
+    linear, length = [weights_of(router.module) for router in modules.values()], len(rows[0])
+    experts = max((weights[0].shape[1] for weights in linear if weights), default=256)
     size = max(1, min(PART, SCORES // (len(modules) * experts)) // (batch_size * length)) * batch_size  # rows of a part
     if done := min(map(parts_of, stacks)):
         log.info("continuing behind %d parts of %d rows", done, size)
@@ -71,12 +73,11 @@ def capture(
         for begin in range(done * size, len(rows), size):
             part = rows[begin : begin + size]
             sampled = np.sort(np.random.default_rng(begin).permutation(len(part) * length)[:share])
-            columns, features = _run(model, part, sampled, batch_size, outputs)
+            columns, features = _run(model, modules, part, sampled, batch_size, outputs)
             for path, members in stacks.items():
                 if parts_of(path) * size > begin:
                     continue  # this stack's part was written before the kill, the other's was not
-                weights = [linear[member] for member in members]
-                values = [features[member] for member in members]
+                values, weights = [features[member] for member in members], [_weights(outputs[m]) for m in members]
                 append(
                     path,
                     **{key: [columns[member][key] for member in members] for key in columns[members[0]]},
@@ -107,8 +108,21 @@ def _token_arrays(rows: Sequence[np.ndarray], begin: int, names: Sequence[str] |
     return arrays
 
 
+def _weights(output: RouterOutput) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns (kernel [D, E], offset [E]) of the linear map from a router's features to its scores."""
+    if output.linear is None:
+        return None
+    weight, offset = output.linear
+    return as_array(weight).T, np.zeros(len(weight), np.float32) if offset is None else as_array(offset)
+
+
 def _run(
-    model: Any, rows: Sequence[np.ndarray], sampled: np.ndarray, batch_size: int, outputs: Mapping[str, RouterOutput]
+    model: Any,
+    modules: Mapping[str, RouterModule],
+    rows: Sequence[np.ndarray],
+    sampled: np.ndarray,
+    batch_size: int,
+    outputs: Mapping[str, RouterOutput],
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
     """Returns the arrays of `routed.trace.write` by router, and the features of the tokens `sampled` by router."""
     import torch
@@ -118,19 +132,17 @@ def _run(
     for first in range(0, len(rows), batch_size):
         ids = torch.as_tensor(np.stack(rows[first : first + batch_size])).to(model.device)
         model(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
+        check_heard(modules, outputs)
         begin = first * len(rows[0])
         here = sampled[(sampled >= begin) & (sampled < begin + ids.numel())] - begin
         for name, output in outputs.items():
             by_column = columns[name]
-            by_column["scores"].append(as_array(_flat(output.scores)))
+            by_column["scores"].append(as_array(output.scores))
             by_column["experts"].append(as_array(output.experts).astype(np.int16))
             by_column["weights"].append(as_array(output.weights))
             if output.kept is not None:
                 by_column["kept"].append(as_array(output.kept))
-            features[name].append(as_array(_flat(output.features)[here]))
+            features[name].append(as_array(output.features[here]))
     joined = {name: {key: np.concatenate(parts) for key, parts in of.items()} for name, of in columns.items()}
     return joined, {name: np.concatenate(parts) for name, parts in features.items()}
 
-
-def _flat(tensor: Any) -> Any:
-    return tensor.reshape(-1, tensor.shape[-1])

@@ -6,75 +6,17 @@ The model's own rule makes the choices. A repair trains the parameters of the ro
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from routed.contracts import UserError
 from routed.trace.arrays import as_array
-from routed.trace.hooks import RouterModule, hooked, is_known
-from routed.trace.replacements import Batch, Router, Site
-
-#: Buffer of a router that is added to its scores for the choice of experts, and not for their weights (DeepSeek-V3).
-CHOICE_BIAS = "e_score_correction_bias"
-
-
-def model_rule(module: Any, experts: int, k: int = 0, bias: np.ndarray | None = None) -> Callable[[Any, Any], Any]:
-    """Returns a function from (scores [T, E], output of the router) to the router's output for these scores.
-
-    The result has the types of the given output, unless that is None. A known router is a rule behind a linear map,
-    so the function calls a copy of it whose map is the identity: groups of experts, scalings and norms are the
-    model's own. `k` is the number of experts (0: the router's own); `bias` [E] is added to scores for the choice, if
-    the router has such a bias. The output of any other module is scores, and the model applies its rule to them.
-
-    Raises:
-      UserError: the router's k cannot be set.
-    """
-    if not is_known(module):
-        if k:
-            reason = "returns scores alone, and the model takes its k experts behind it"
-            raise UserError(f"{type(module).__name__} {reason}")
-        return _with_scores
-    import torch
-
-    rule, device = copy.copy(module), module.weight.device
-    rule._parameters, rule._buffers = dict(module._parameters), dict(module._buffers)
-    rule._parameters["weight"] = torch.eye(experts, device=device)
-    if rule._parameters.get("bias") is not None:
-        rule._parameters["bias"] = torch.zeros(experts, device=device)
-    if CHOICE_BIAS in rule._buffers:
-        value = torch.zeros(experts) if bias is None else torch.as_tensor(bias)
-        rule._buffers[CHOICE_BIAS] = value.to(device)
-    rule.__dict__ |= {"hidden_dim": experts} | ({"top_k": k} if k else {})
-
-    def output_for(scores: Any, output: Any) -> Any:
-        tensors = type(module).forward(rule, scores.float())
-        return tensors if output is None else tuple(a.to(b.dtype) for a, b in zip(tensors, output, strict=True))
-
-    return output_for
-
-
-def _with_scores(scores: Any, output: Any) -> Any:
-    """Returns the output of a module that returns scores, alone or as the first of several, with other scores."""
-    if isinstance(output, tuple):
-        return scores.reshape(output[0].shape).to(output[0].dtype), *output[1:]
-    return scores.reshape(output.shape).to(output.dtype)
-
-
-def has_constant_weights(router_module: RouterModule, site: Site, router: Router) -> bool:
-    """True if the experts' weights do not depend on the scale of scores, as with one expert whose weight is 1."""
-    import torch
-
-    module, read = router_module
-    if not is_known(module):
-        return False
-    rule = model_rule(module, site.experts, router.k)
-    some = torch.as_tensor(site.scores[:64]).to(module.weight.device)
-    first, second = (read(module, rule(factor * some, None)).weights for factor in (1.0, 0.5))
-    return bool(torch.allclose(first, second, atol=1e-4))
+from routed.trace.hooks import RouterModule, check_heard, choice_bias, hooked, listening
+from routed.trace.readers import RouterOutput
+from routed.trace.replacements import Batch, Router
 
 
 @contextlib.contextmanager
@@ -88,22 +30,135 @@ def replacing(
     """
     import torch
 
+    from routed.trace.router_scores import REPLACED
+
     current: dict[str, Any] = {}
     hooks, parameters = dict[str, Any](), list[Any]()
-
-    def replace(name: str, params: Mapping[str, Any], module: Any, inputs: Any, output: Any) -> Any:
-        trained, router = modules[name].read(module, output).scores, routers[name]
-        scores = trained.reshape(-1, trained.shape[-1]).float()
-        batch = Batch(scores, inputs[0].reshape(len(scores), -1), current["ids"], current["batch"])
-        return model_rule(module, scores.shape[-1], router.k, router.bias)(router.scores(params, batch), output)
-
     for name, router in routers.items():
         start = router.start.items()
         params = {key: torch.tensor(value, dtype=torch.float32, device=model.device) for key, value in start}
         parameters += params.values()
-        hooks[name] = modules[name].module, functools.partial(replace, name, params)
-    with hooked(hooks):
-        yield parameters, current
+        hooks[name] = modules[name].module, functools.partial(_replace, name, modules[name], router, params, current)
+    try:
+        with hooked(hooks):
+            yield parameters, current
+    finally:
+        for name in routers:
+            REPLACED.pop(modules[name].module, None)
+
+
+def _replace(
+    name: str, place: RouterModule, router: Router, params: Mapping[str, Any], current: Mapping[str, Any], *call: Any
+) -> Any:
+    """Returns what a router's module returns for the scores of `router`; `call` is (module, args, kwargs, output).
+
+    Raises:
+      UserError: the scores come from no linear map, or the module's k cannot be set.
+    """
+    import torch
+
+    from routed.trace.router_scores import output_with
+
+    module, args, kwargs, output = call
+
+    def make(trained: Any) -> Any:
+        batch = Batch(trained.scores.float(), trained.features, current["ids"], current["batch"])
+        return router.scores(params, batch)
+
+    values = []
+    if (bias := choice_bias(place)) is not None:
+        own = torch.zeros_like(bias) if router.bias is None else torch.as_tensor(router.bias).to(bias)
+        values = [(bias, own.reshape(bias.shape))]
+    with _with_k(module, router.k):
+        result = output_with(module, args, kwargs, make, values)
+    if result is None:
+        raise UserError(f"{name}: its scores come from no linear map, so its rule is unknown and they stay as they are")
+    return result
+
+
+@contextlib.contextmanager
+def _with_k(module: Any, k: int) -> Iterator[None]:
+    """Sets a module's experts per token (0: its own).
+
+    Raises:
+      UserError: the module does not choose them, or has no rule for this number.
+    """
+    if not k:
+        yield
+        return
+    kind, own = type(module).__name__, getattr(module, "top_k", None)
+    if own is None or kind == "JetMoeTopKGating":  # whose block has a k too
+        raise UserError(f"{kind} returns scores alone, and the model takes its k experts behind it")
+    module.top_k = k
+    try:
+        yield
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise UserError(f"{kind} has no rule for {k} experts a token ({str(error).splitlines()[0]})") from error
+    finally:
+        module.top_k = own
+
+
+def choices_of(
+    model: Any, modules: Mapping[str, RouterModule], routers: Mapping[str, Router], row: np.ndarray
+) -> tuple[dict[str, RouterOutput], float]:
+    """Returns the outputs of the routers for a row of text with `routers` in the model, and the row's loss."""
+    import torch
+
+    with torch.no_grad(), replacing(model, modules, routers) as (_, current), listening(modules) as outputs:
+        loss = _loss(model, [row], current, 0)
+        check_heard(modules, outputs)
+        return outputs, float(loss)
+
+
+def check_rules(model: Any, modules: Mapping[str, RouterModule], row: np.ndarray) -> None:
+    """Refuses a model whose choices do not follow the scores of its routers by a rule that can be repeated.
+
+    Own scores, put back, must leave the choices as they are. The scores of other experts must change them, or the
+    loss if the choices cannot be seen.
+
+    Raises:
+      UserError: a router is not such a router.
+    """
+
+    def turned(name: str, by: int) -> Router:
+        bias = choice_bias(modules[name])
+        own = None if bias is None else as_array(bias).reshape(-1)
+        return Router(lambda params, batch: batch.scores.roll(by, 1), bias=own)
+
+    own, loss = choices_of(model, modules, {}, row)
+    same, _ = choices_of(model, modules, {name: turned(name, 0) for name in modules}, row)
+    advice = "surgery cannot replace it; name the routers to replace with --routers=REGEX --k=K"
+    for name, router in modules.items():
+        if not _alike(own[name], same[name], weights=True):
+            raise UserError(f"{name}: its own scores, put back, make other choices: {advice}")
+        others, changed_loss = choices_of(model, modules, {name: turned(name, 1)}, row)
+        all_chosen = own[name].experts.shape[-1] == own[name].scores.shape[-1]
+        is_seen = router.block is not None or router.read is not None
+        if _alike(own[name], others[name], weights=all_chosen) or (not is_seen and loss == changed_loss):
+            raise UserError(f"{name}: its choices stay the same with the scores of other experts: {advice}")
+
+
+def _alike(one: RouterOutput, other: RouterOutput, weights: bool) -> bool:
+    """True if two outputs have the same experts for every token, and the same weights if `weights`."""
+    if not one.experts.sort(-1).values.equal(other.experts.sort(-1).values):
+        return False
+    return not weights or bool(one.weights.float().isclose(other.weights.float(), atol=1e-3).all())
+
+
+def has_constant_weights(
+    model: Any, modules: Mapping[str, RouterModule], routers: Mapping[str, Router], row: np.ndarray
+) -> bool:
+    """True if the experts' weights do not depend on the scale of scores, as with one expert whose weight is 1."""
+
+    def halved(router: Router) -> Router:
+        def scores(params: Mapping[str, Any], batch: Batch) -> Any:
+            return 0.5 * router.scores(params, batch)
+
+        return router._replace(scores=scores)
+
+    first, _ = choices_of(model, modules, routers, row)
+    second, _ = choices_of(model, modules, {name: halved(router) for name, router in routers.items()}, row)
+    return all(bool(first[name].weights.isclose(second[name].weights, atol=1e-4).all()) for name in routers)
 
 
 class Repair(NamedTuple):

@@ -16,6 +16,8 @@ import numpy as np
 from routed.contracts import UserError
 from routed.system import files
 
+#: Versions of transformers whose routers and experts are known: from the first, below the second.
+VERSIONS = (5, 18), (6, 0)
 #: The tokenizer whose tokens are bytes.
 BYTES = "bytes"
 
@@ -24,23 +26,51 @@ def load(model: str, tokens: str = "") -> tuple[Any, Any]:
     """Returns (model, tokenizer) of transformers, by path or name; `tokens` names another tokenizer, or `bytes`.
 
     Raises:
-      UserError: transformers is not installed, or has no such model.
+      UserError: transformers is not installed or of another version, or has no such model or tokenizer.
     """
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise UserError("a capture needs PyTorch and transformers: pip install 'routed[torch]'") from error
+    check_version()
+    import torch
+    import transformers
+
     try:
         config = transformers.AutoConfig.from_pretrained(model)
         decoders = (transformers.AutoModelForCausalLM, transformers.AutoModel)
         kinds = (transformers.AutoModelForSeq2SeqLM,) if config.is_encoder_decoder else decoders
         kind = next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[-1])
         loaded = kind.from_pretrained(model, dtype="auto").to("cuda" if torch.cuda.is_available() else "cpu")
-        tokenizer = BYTES if tokens == BYTES else transformers.AutoTokenizer.from_pretrained(tokens or model)
     except (OSError, ValueError) as error:
         raise UserError(f"--model={model}: {str(error).splitlines()[0]}") from error
-    return loaded, tokenizer
+    return loaded, BYTES if tokens == BYTES else _tokenizer(tokens, model)
+
+
+def _tokenizer(tokens: str, model: str) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(tokens or model)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        where = f"--tokens={tokens}" if tokens else f"--model={model}"
+        reason = str(error).splitlines()[0].rstrip(":").strip()
+        advice = "give --tokens=FOLDER_OR_NAME of its tokenizer, or --tokens=bytes for a model of bytes"
+        raise UserError(f"{where} has no tokenizer that can be read ({ascii(reason)[1:-1]}): {advice}") from error
+
+
+def check_version() -> None:
+    """Refuses versions of transformers whose routers return other things than those that are known.
+
+    Raises:
+      UserError: PyTorch or transformers is not installed, or transformers is too old or too new.
+    """
+    try:
+        import torch  # noqa: F401
+        import transformers
+    except ImportError as error:
+        raise UserError("a capture needs PyTorch and transformers: pip install 'routed[torch]'") from error
+    least, end = VERSIONS
+    if not least <= tuple(map(int, transformers.__version__.split(".")[:2])) < end:
+        needed = f">={least[0]}.{least[1]},<{end[0]}"
+        advice = f"pip install 'transformers{needed}'"
+        raise UserError(f"transformers {transformers.__version__}: routers are read in versions {needed}: {advice}")
 
 
 def rows_of(paths: Sequence[str], tokenizer: Any, length: int) -> tuple[list[np.ndarray], list[str]]:

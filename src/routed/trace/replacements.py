@@ -1,6 +1,6 @@
 """Routers that replace a trained router, as data: a label, and a function from a site to new scores for each batch.
 
-The model's own rule turns the scores into choices (`hooks_replace.model_rule`). Torch is imported where it is needed.
+The model's own rule turns the scores into choices (`hooks_replace.replacing`). Torch is imported where it is needed.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ import numpy as np
 from absl import logging as log
 
 from routed.trace.arrays import as_array
-from routed.trace.hooks import RouterModule, listening, weights_of
-from routed.trace.hooks_replace import CHOICE_BIAS
+from routed.trace.hooks import RouterModule, check_heard, choice_bias, listening, weights_of
 from routed.trace.replacements import Linear, Site
 
 #: Tokens of other text whose scores and features are kept.
@@ -28,11 +27,9 @@ class _Statistics(NamedTuple):
 def linear_weights(modules: Mapping[str, RouterModule]) -> dict[str, Linear | None]:
     """Returns the weights of each router; None for a router that is not a linear map."""
     by_name: dict[str, Linear | None] = {}
-    for name, (module, _) in modules.items():
-        weights, bias = weights_of(module), getattr(module, CHOICE_BIAS, None)
-        has_offset = getattr(getattr(module, "classifier", module), "bias", None) is not None
-        offset = weights[1] if weights and has_offset else None
-        by_name[name] = weights and Linear(weights[0], offset, None if bias is None else as_array(bias))
+    for name, router in modules.items():
+        weights, bias = weights_of(router.module), choice_bias(router)
+        by_name[name] = weights and Linear(*weights, None if bias is None else as_array(bias).reshape(-1))
     return by_name
 
 
@@ -57,17 +54,18 @@ def sites_of(
         for begin in range(0, len(rows), batch_size):
             some = np.stack(rows[begin : begin + batch_size])
             model(input_ids=torch.as_tensor(some).to(model.device), use_cache=False)
+            check_heard(modules, outputs)
             first = begin * some.shape[1]
             here = sampled[(sampled >= first) & (sampled < first + some.size)] - first
             for name, output in outputs.items():
                 experts = output.scores.shape[-1]
                 empty = _Statistics(np.zeros((len(codes) + 1, experts), np.int32), [], [])
                 counts, scores, features = statistics.setdefault(name, empty)
-                chosen = as_array(output.experts).reshape(some.size, -1)
-                np.add.at(counts, (row_of[some.reshape(-1)][:, None], chosen), 1)
-                scores.append(as_array(output.scores.reshape(-1, experts)[here]).astype(np.float32))
-                features.append(as_array(output.features.reshape(some.size, -1)[here]).astype(np.float32))
+                np.add.at(counts, (row_of[some.reshape(-1)][:, None], as_array(output.experts)), 1)
+                scores.append(as_array(output.scores[here]).astype(np.float32))
+                features.append(as_array(output.features[here]).astype(np.float32))
     weights, names, sites = linear_weights(modules), list(modules), {}
+    weights |= {name: None for name, output in outputs.items() if output.linear is None}
     for name, after in zip(names, names[1:] + names[:1], strict=True):
         counts, scores, features = statistics[name]
         counts[-1] = counts.sum(0)

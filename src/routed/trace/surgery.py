@@ -21,8 +21,8 @@ from routed.contracts import UserError
 from routed.system import files
 from routed.trace.features import read_npz, write_npz
 from routed.trace.hooks import RouterModule, routers_of
-from routed.trace.hooks_replace import Repair, has_constant_weights, losses_of, repair, replacing
-from routed.trace.model_inputs import bind_folder, check_ids, digest_of_model, digest_of_rows
+from routed.trace.hooks_replace import Repair, check_rules, has_constant_weights, losses_of, repair, replacing
+from routed.trace.model_inputs import bind_folder, check_ids, check_version, digest_of_model, digest_of_rows
 from routed.trace.replacements import EVERY, NOT_LINEAR, REPLACEMENTS, TRAINED, Router, Site
 from routed.trace.sites import linear_weights, sites_of
 
@@ -104,9 +104,10 @@ def surgery(
     `draws` times.
 
     Raises:
-      UserError: the model is an encoder-decoder, the architecture or a replacement is unknown, there are too few
-        rows, or `out` holds another surgery.
+      UserError: the model is an encoder-decoder, the architecture, a router's rule or a replacement is unknown, there
+        are too few rows, or `out` holds another surgery.
     """
+    check_version()
     folder, replace = files.folder(out), _replacements(replace, checkpoint is not None)
     _check_inputs(model, rows, other)
     modules = routers_of(model, routers, k)
@@ -119,6 +120,7 @@ def surgery(
         (folder / "jobs").mkdir(exist_ok=True)
     jobs = _jobs(list(modules), replace, draws, repair_steps)
     with _frozen(model):
+        check_rules(model, modules, other[0])
         begun = time.monotonic()
         sites = sites_of(model, modules, other, batch_size, weights)
         seconds_per_row = (time.monotonic() - begun) / len(other)
@@ -232,9 +234,7 @@ def _measure(operation: _Operation, job: Job) -> tuple[np.ndarray, str]:
     if job.repair_steps and not all(router.start for router in routers.values()):
         return none, NOT_LINEAR
     try:
-        if job.repair_steps and all(
-            has_constant_weights(modules[name], sites[name], router) for name, router in routers.items()
-        ):
+        if job.repair_steps and has_constant_weights(model, modules, routers, other[0]):
             return none, "its weights are the same whatever its scores, so there is no gradient to repair it by"
         with replacing(model, modules, routers) as (parameters, current):
             if job.repair_steps:
