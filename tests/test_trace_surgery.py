@@ -6,7 +6,7 @@ import pytest
 from routed.contracts import UserError
 from routed.trace import surgery_page, surgery_results
 from routed.trace.model_inputs import BYTES, halves, rows_of
-from routed.trace.surgery import ALL, Job, SurgeryResult
+from routed.trace.surgery_jobs import ALL, Job, SurgeryResult
 
 RNG = np.random.default_rng(4)
 ROWS = 60

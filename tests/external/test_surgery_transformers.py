@@ -14,7 +14,7 @@ from routed.trace.kinds import EVERY
 from routed.trace.replacements import Linear, Site, linear, shuffled
 from routed.trace.sites import linear_weights
 from routed.trace.sites import sites_of as every_site
-from routed.trace.surgery import ALL, Job
+from routed.trace.surgery_jobs import ALL, Job
 from tests.external.test_trace_transformers import ROWS, SMALL
 from tests.external.test_trace_transformers import model_of as random_model
 

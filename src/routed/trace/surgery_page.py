@@ -14,7 +14,7 @@ from routed.system import files
 from routed.trace.figures import Drawn, layer_axis, value_ends
 from routed.trace.pages import page_of
 from routed.trace.kinds import EVERY, TRAINED
-from routed.trace.surgery import ALL, SurgeryResult
+from routed.trace.surgery_jobs import ALL, SurgeryResult
 from routed.trace.surgery_results import NOISE, findings, groups_of, kept_share, measured, nats, table, unsaid
 
 #: Looks of routers as they are put in, after repair, and of noise.

@@ -11,7 +11,7 @@ import pandas as pd
 from routed.trace.numbers import bootstrap_weights, ratio
 from routed.trace.pages import paragraphs
 from routed.trace.kinds import EVERY, TRAINED
-from routed.trace.surgery import ALL, SurgeryResult
+from routed.trace.surgery_jobs import ALL, SurgeryResult
 from routed.trace.tokens import GROUPS
 
 #: The replacement that ignores the token: its loss is the worth of the trained router.
