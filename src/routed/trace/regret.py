@@ -8,6 +8,7 @@ the model's cache, and each try computes one token: this is exact, as no token b
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ def regret_of(
     """
     parts: list[dict[str, np.ndarray]] = []
     random = np.random.default_rng(settings.seed)
-    for number, (some, position) in enumerate(_batches(rows, settings, random)):
+    for number, (some, position) in enumerate(batches_of(rows, settings)):
         part = _of_batch(_Token(model, modules, layer, site, some, position), repaired, random, settings.seed)
         parts.append(part | {"group": np.full(len(some), number)})
         deviation = float(np.mean(np.concatenate([part["deviation"] for part in parts])))
@@ -88,10 +89,9 @@ def regret_of(
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _batches(
-    rows: Sequence[np.ndarray], settings: RegretSettings, random: np.random.Generator
-) -> Iterator[tuple[np.ndarray, int]]:
+def batches_of(rows: Sequence[np.ndarray], settings: RegretSettings) -> Iterator[tuple[np.ndarray, int]]:
     """Yields neighbouring rows [B, N] and the position of the token in them, for so many tokens in all."""
+    random = np.random.default_rng([settings.seed, 1])
     size = min(settings.batch_size, len(rows), settings.tokens)
     count = max(1, settings.tokens // size)
     for begin in np.linspace(0, len(rows) - size, count).round().astype(int):
@@ -114,7 +114,10 @@ class _Token:
         with torch.no_grad():
             whole = model(input_ids=ids[:, : position + 1], use_cache=False).logits[:, -1]
             self.whole = as_array(self._nats(whole, self.targets))
-            self.before = model(input_ids=ids[:, :position], use_cache=True).past_key_values
+            output = model(input_ids=ids[:, :position], use_cache=True)
+        # The name that this release of transformers has for it.
+        self.cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self.before = output.get(self.cache)
         if not hasattr(self.before, "batch_repeat_interleave"):
             raise UserError(f"{layer}: {type(model).__name__} keeps no cache of the tokens before, so there is no regret")
         with listening(self.modules) as outputs:
@@ -155,7 +158,7 @@ class _Token:
             cache = copy.deepcopy(self.before)
             cache.batch_repeat_interleave(copies)
             ids = self.ids.repeat_interleave(copies, 0)
-            logits = self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]
+            logits = self.model(input_ids=ids, use_cache=True, **{self.cache: cache}).logits[:, -1]
             return as_array(self._nats(logits, self.targets.repeat_interleave(copies, 0))).reshape(-1, copies)
 
     def _nats(self, logits: Any, targets: Any) -> Any:
