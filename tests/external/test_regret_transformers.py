@@ -95,7 +95,14 @@ def test_regret_is_that_of_whole_passes_with_each_choice(kind, more):
 def test_groups_of_experts_that_a_rule_forbids_are_counted(tmp_path):
     """DeepSeek-V3 with two groups of four, of which one is open: of 8 * 7 pairs, 2 * 4 * 3 are within a group."""
     shape = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8}
-    groups = {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 0}
+    groups = {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 0,
+    }
     model = model_of("DeepseekV3", **shape | groups)
     modules = hooks.routers_of(model)
     layer = next(iter(modules))
@@ -149,7 +156,10 @@ def test_dropped_experts_get_no_token_and_the_kept_ones_are_those_chosen_most(sh
 
 
 def test_a_surgery_with_all_of_it(tmp_path):
-    model, other = model_of(num_experts=8, num_experts_per_tok=2), model_of(seed=1, num_experts=8, num_experts_per_tok=2)
+    model, other = (
+        model_of(num_experts=8, num_experts_per_tok=2),
+        model_of(seed=1, num_experts=8, num_experts_per_tok=2),
+    )
     more = {"repair_steps": [2, 4], "draws": 2, "regret_tokens": 8, "batch_size": 4, "checkpoint": other}
     replace = ["noise", "kmeans", "seed", "subsets"]
     result = surgery.surgery(model, HERE, OTHER, tmp_path, replace=replace, **more)

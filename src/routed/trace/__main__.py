@@ -58,7 +58,9 @@ REGRET = flags.DEFINE_integer(
 RATE = flags.DEFINE_float(
     "repair_rate", 0.02, "surgery: a step of the repair, in standard deviations of the router's weights.", lower_bound=0
 )
-DRAWS = flags.DEFINE_integer("draws", 3, "surgery: draws of random replacements, and of repairs of all routers.", lower_bound=1)
+DRAWS = flags.DEFINE_integer(
+    "draws", 3, "surgery: draws of random replacements, and of repairs of all routers.", lower_bound=1
+)
 SEED = flags.DEFINE_integer("seed", 0, "surgery: seed of the draws.", lower_bound=0)
 FROM = flags.DEFINE_string(
     "router_from", "", "surgery: another checkpoint or seed of the model, whose routers replace the model's own."

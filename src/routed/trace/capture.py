@@ -145,4 +145,3 @@ def _run(
             features[name].append(as_array(output.features[here]))
     joined = {name: {key: np.concatenate(parts) for key, parts in of.items()} for name, of in columns.items()}
     return joined, {name: np.concatenate(parts) for name, parts in features.items()}
-

@@ -67,7 +67,9 @@ def routers_of(model: Any, pattern: str = "", k: int = 0) -> dict[str, RouterMod
 def _is_router(name: str, modules: Mapping[str, Any]) -> bool:
     """True for a router with its own reader, and for one beside the experts of its block."""
     block, _, last = name.rpartition(".")
-    return type(modules[name]).__name__ in ROUTERS or (last in ROUTER_NAMES and f"{block}.experts".strip(".") in modules)
+    return type(modules[name]).__name__ in ROUTERS or (
+        last in ROUTER_NAMES and f"{block}.experts".strip(".") in modules
+    )
 
 
 def _check_k(k: int, experts: int) -> None:

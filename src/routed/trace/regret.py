@@ -119,7 +119,9 @@ class _Token:
         self.cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self.before = output.get(self.cache)
         if not hasattr(self.before, "batch_repeat_interleave"):
-            raise UserError(f"{layer}: {type(model).__name__} keeps no cache of the tokens before, so there is no regret")
+            raise UserError(
+                f"{layer}: {type(model).__name__} keeps no cache of the tokens before, so there is no regret"
+            )
         with listening(self.modules) as outputs:
             self.as_is = self._losses(1)[:, 0]
         output = outputs[layer]
@@ -145,7 +147,10 @@ class _Token:
 
         given = torch.as_tensor(scores.reshape(-1, scores.shape[-1])).to(self.model.device)
         router = Router(lambda params, batch: given, bias=bias)
-        with replacing(self.model, self.modules, {self.layer: router}) as (_, current), listening(self.modules) as heard:
+        with (
+            replacing(self.model, self.modules, {self.layer: router}) as (_, current),
+            listening(self.modules) as heard,
+        ):
             current |= {"ids": self.ids.repeat_interleave(scores.shape[1], 0).reshape(-1), "batch": 0}
             losses = self._losses(scores.shape[1])
         return losses, as_array(heard[self.layer].experts).reshape(*scores.shape[:2], -1)
@@ -205,9 +210,7 @@ def _mean(losses: np.ndarray) -> np.ndarray:
     return np.where(counted.any(1), np.where(counted, losses, 0).sum(1) / np.maximum(counted.sum(1), 1), np.nan)
 
 
-def tries_of(
-    experts: np.ndarray, ids: np.ndarray, site: Site, random: np.random.Generator, seed: int
-) -> Tries:
+def tries_of(experts: np.ndarray, ids: np.ndarray, site: Site, random: np.random.Generator, seed: int) -> Tries:
     """Returns what tokens with chosen experts [B, k] and token ids [B] try.
 
     For k = 1, and for pairs up to `MOST`, all ordered sets of experts; otherwise exchanges of one chosen expert for one
@@ -223,7 +226,9 @@ def tries_of(
         choices = np.stack([_exchanges(row, count, random) for row in experts])
     draws = 0 if every else RANDOM
     by_chance = random.permuted(np.broadcast_to(np.arange(count), (batch, draws, count)), axis=-1)[..., :k]
-    hashed = [[np.random.default_rng([seed, draw, token]).permutation(count)[:k] for draw in range(HASHES)] for token in ids]
+    hashed = [
+        [np.random.default_rng([seed, draw, token]).permutation(count)[:k] for draw in range(HASHES)] for token in ids
+    ]
     loads = site.counts[-1] / max(site.counts[-1].sum(), 1)
     counts = site.counts[site.row_of[ids]] + loads
     table = np.argsort(-counts, axis=1, kind="stable")[:, None, :k]

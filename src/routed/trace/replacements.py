@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-
 from sklearn.cluster import KMeans
 
 from routed.routers.scores import sharpness_for
@@ -38,7 +37,7 @@ class Linear(NamedTuple):
 
 
 class Companion(NamedTuple):
-    """A router of another model: its features [T, D] of given token ids [T], and its weights, numbered as the site's."""
+    """A router of another model: its features [T, D] of token ids [T], and its weights, numbered as the site's."""
 
     features: Callable[[Tensor], Tensor]
     weights: Linear
@@ -50,8 +49,8 @@ class Site(NamedTuple):
     `ids` [F], `scores` [F, E] and `features` [F, D] are of some tokens of that text. `counts` [N + 1, E] are choices
     of each expert by token id, on all of that text; the last row is their sum. `row_of` [V] is the row of an id: the
     last if the text lacks it. `trained` are the router's weights (None: it is no linear map), `next_layer` those of
-    the next layer's router (for the last layer the first's), `checkpoint` those in another checkpoint, and `companion` is
-    the router of that place in another model that reads the same text.
+    the next layer's router (for the last layer the first's), `checkpoint` those in another checkpoint, and `companion`
+    is the router of that place in another model that reads the same text.
     """
 
     experts: int

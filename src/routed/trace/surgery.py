@@ -54,7 +54,7 @@ def surgery(
     out: str | os.PathLike,
     *,
     replace: Sequence[str] = (),
-    repair_steps: int | Sequence[int] = (50, 200),
+    repair_steps: int | Sequence[int | str] = (50, 200),
     repair_rate: float = 0.02,
     draws: int = 3,
     regret_tokens: int = 0,
@@ -226,9 +226,10 @@ def _regret(operation: _Operation, tokens: int) -> dict[str, Mapping[str, np.nda
             params = _read(repaired, "losses") if steps and repaired.exists() else {}
             settings = RegretSettings(tokens, operation.repair.batch_size, operation.repair.seed)
             try:
-                found[layer] = regret_of(operation.model, operation.modules, layer, site, operation.rows, params, settings)
+                losses = regret_of(operation.model, operation.modules, layer, site, operation.rows, params, settings)
             except UserError as error:
                 found[layer] = str(error)
                 continue
-            write_npz(path, found[layer])
+            write_npz(path, losses)
+            found[layer] = losses
     return found
