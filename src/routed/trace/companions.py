@@ -37,24 +37,24 @@ class _Reading:
 def companions_of(
     model: Any,
     modules: Mapping[str, Any],
-    other: Any,
+    stranger: Any,
     rows: Sequence[np.ndarray],
     *,
     batch_size: int,
     routers: str = "",
     k: int = 0,
 ) -> dict[str, Companion]:
-    """Returns the companion of each router of `model`: the router of that name in `other`, which reads the same rows.
+    """Returns the companion of each router of `model`: the router of that name in `stranger`, which reads the same rows.
 
     Its experts are renumbered so that its choices agree with those of the own router on most of the rows' tokens.
-    Routers without a linear map of the same number of experts in `other` are left out.
+    Routers without a linear map of the same number of experts in `stranger` are left out.
     """
     import torch
 
-    check_ids(other, rows)
-    theirs = routers_of(other, routers, k)
+    check_ids(stranger, rows)
+    theirs = routers_of(stranger, routers, k)
     weights = linear_weights(theirs)
-    reading = _Reading(other.eval(), theirs, len(rows[0]))
+    reading = _Reading(stranger.eval(), theirs, len(rows[0]))
     tables: dict[str, np.ndarray] = {}
     with torch.no_grad(), listening(modules) as outputs:
         for begin in range(0, len(rows), batch_size):
@@ -65,9 +65,9 @@ def companions_of(
                     continue
                 scores = as_array(reading.features(name, ids.reshape(-1))) @ linear.kernel
                 scores = scores if linear.offset is None else scores + linear.offset
-                own = as_array(output.scores.reshape(scores.shape)).argmax(1)
+                first = as_array(output.scores.reshape(scores.shape)).argmax(1)
                 table = tables.setdefault(name, np.zeros([scores.shape[1]] * 2, np.int64))
-                np.add.at(table, (own, scores.argmax(1)), 1)
+                np.add.at(table, (first, scores.argmax(1)), 1)
     return {name: _renumbered(reading, name, weights[name], matched(table)[1]) for name, table in tables.items()}
 
 

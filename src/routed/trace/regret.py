@@ -186,11 +186,11 @@ def _of_batch(
     if "kernel" in repaired:
         scores = token.features @ repaired["kernel"] + repaired.get("offset", np.float32(0))
         after = token.with_scores(scores[:, None], bias)[0][:, 0]
-    known = np.where(np.isnan(losses), np.inf, losses)  # the choice as it is comes in below
+    allowed = np.where(np.isnan(losses), np.inf, losses)  # the choice as it is comes in below
     return {
         "as_is": as_is,
-        "best": np.minimum(known.min(1), as_is),
-        "half": np.minimum(best_of_half(known, as_is), as_is),
+        "best": np.minimum(allowed.min(1), as_is),
+        "half": np.minimum(best_of_half(allowed, as_is), as_is),
         "random": _mean(by_chance if by_chance.size else losses),
         "hash": _mean(hashed),
         "table": _mean(table),
@@ -237,8 +237,8 @@ def tries_of(experts: np.ndarray, ids: np.ndarray, site: Site, random: np.random
 
 def _exchanges(chosen: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
     """Returns ordered experts [A, k] that differ from the chosen ones [k] in one expert: all, or `MOST` drawn."""
-    others = np.setdiff1d(np.arange(count), chosen)
-    pairs = np.array([*itertools.product(range(len(chosen)), others)])
+    rest = np.setdiff1d(np.arange(count), chosen)
+    pairs = np.array([*itertools.product(range(len(chosen)), rest)])
     if len(pairs) > MOST:
         pairs = pairs[np.sort(random.permutation(len(pairs))[:MOST])]
     sets = np.repeat(chosen[None], len(pairs), 0)
@@ -253,14 +253,14 @@ def moved(scores: np.ndarray, chosen: np.ndarray, tries: np.ndarray, alone: bool
     softmax has the same denominator; or, if `alone`, they get a score that no rule chooses.
     """
     count, every = scores.shape[-1], np.arange(scores.shape[-1])
-    made = np.full((*tries.shape[:2], count), np.float32(DROPPED))
-    for row, (own, values) in enumerate(zip(chosen, scores, strict=True)):
-        rest = values[np.setdiff1d(every, own)]
+    moved_scores = np.full((*tries.shape[:2], count), np.float32(DROPPED))
+    for row, (ranked, values) in enumerate(zip(chosen, scores, strict=True)):
+        rest = values[np.setdiff1d(every, ranked)]
         for number, tried in enumerate(tries[row]):
-            made[row, number, tried] = values[own]
+            moved_scores[row, number, tried] = values[ranked]
             if not alone:
-                made[row, number, np.setdiff1d(every, tried)] = rest
-    return made
+                moved_scores[row, number, np.setdiff1d(every, tried)] = rest
+    return moved_scores
 
 
 def best_of_half(losses: np.ndarray, as_is: np.ndarray) -> np.ndarray:

@@ -48,16 +48,16 @@ def table(result: SurgeryResult) -> pd.DataFrame:
             "deviation": losses["deviation"].mean(),
         }
         for name in ROUTERS:
-            known = np.isfinite(losses[name])
-            if not known.any():
+            finite = np.isfinite(losses[name])
+            if not finite.any():
                 continue
-            own = np.where(known, losses["as_is"] - losses["best"], 0)
-            more = np.where(known, losses[name] - losses["best"], 0)
-            own, more, counted = (np.bincount(group, part) for part in (own, more, known))
+            trained = np.where(finite, losses["as_is"] - losses["best"], 0)
+            more = np.where(finite, losses[name] - losses["best"], 0)
+            trained, more, counted = (np.bincount(group, part) for part in (trained, more, finite))
             regret = ratio(more, counted, weights)
             line = shared | {"router": name, "regret": regret.value, "low": regret.low, "high": regret.high}
             if name == "repaired":
-                recovered = ratio(own - more, own, weights)
+                recovered = ratio(trained - more, trained, weights)
                 line |= {"recovered": recovered.value} | {
                     f"recovered_{end}": getattr(recovered, end) for end in ("low", "high")
                 }
@@ -69,16 +69,16 @@ def table(result: SurgeryResult) -> pd.DataFrame:
 
 def summary(regret: pd.DataFrame) -> Mapping[str, Any] | None:
     """Returns values for the sentences: the layers with the least and the largest regret, and each router's row."""
-    own = regret[regret.router == "as_is"]
-    if not len(own):
+    trained = regret[regret.router == "as_is"]
+    if not len(trained):
         return None
-    most = own.loc[own.regret.idxmax()]
+    most = trained.loc[trained.regret.idxmax()]
     rows = regret[regret.layer == most.layer].set_index("router")
     return {
         "most": most,
-        "least": own.loc[own.regret.idxmin()],
+        "least": trained.loc[trained.regret.idxmin()],
         "rows": {name: rows.loc[name] for name in ROUTERS if name in rows.index},
         "labels": ROUTERS,
-        "layers": len(own),
+        "layers": len(trained),
         "repaired": regret[regret.router == "repaired"],
     }

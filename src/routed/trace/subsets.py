@@ -17,22 +17,22 @@ DROPPED = -1e4
 Choose = Callable[[Site, int, np.random.Generator], np.ndarray]
 
 
-def most_chosen(site: Site, kept: int, random: np.random.Generator) -> np.ndarray:
+def most_chosen(site: Site, count: int, random: np.random.Generator) -> np.ndarray:
     """Returns the experts that the trained router chose most often on the other text."""
-    return np.argsort(-site.counts[-1], kind="stable")[:kept]
+    return np.argsort(-site.counts[-1], kind="stable")[:count]
 
 
-def by_chance(site: Site, kept: int, random: np.random.Generator) -> np.ndarray:
+def by_chance(site: Site, count: int, random: np.random.Generator) -> np.ndarray:
     """Returns random experts."""
-    return random.permutation(site.experts)[:kept]
+    return random.permutation(site.experts)[:count]
 
 
-def untrained(site: Site, kept: int, random: np.random.Generator) -> np.ndarray:
+def untrained(site: Site, count: int, random: np.random.Generator) -> np.ndarray:
     """Returns the experts that a router with weights N(0, 1) would choose most often on features of the other text."""
     scores = site.features @ random.standard_normal((site.features.shape[1], site.experts))
     chosen = np.argpartition(-scores, site.k - 1, axis=1)[:, : site.k]
     loads = np.bincount(chosen.ravel(), minlength=site.experts)
-    return np.argsort(-loads, kind="stable")[:kept]
+    return np.argsort(-loads, kind="stable")[:count]
 
 
 #: Prefix of a name -> (function that chooses, words on the chosen experts, is it drawn).
@@ -55,11 +55,11 @@ def subset(choose: Choose, share: float) -> Callable[[Site, np.random.Generator]
     """
 
     def make(site: Site, random: np.random.Generator) -> Router | str:
-        kept = kept_of(share, site.experts)
-        if not kept:
+        count = kept_of(share, site.experts)
+        if not count:
             return f"{share:g} % of {site.experts} experts is less than one"
         dropped = np.ones(site.experts, bool)
-        dropped[choose(site, kept, random)] = False
+        dropped[choose(site, count, random)] = False
 
         def scores(params: Params, batch: Batch) -> Tensor:
             import torch
@@ -68,7 +68,7 @@ def subset(choose: Choose, share: float) -> Callable[[Site, np.random.Generator]
 
         bias = None if site.trained is None else site.trained.bias
         bias = None if bias is None else np.where(dropped, np.float32(DROPPED), bias)
-        return Router(scores, k=kept if kept < site.k else 0, bias=bias)
+        return Router(scores, k=count if count < site.k else 0, bias=bias)
 
     return make
 
@@ -79,15 +79,15 @@ def name_of(choice: str, share: float) -> str:
 
 
 def _replacements() -> dict[str, Replacement]:
-    made: dict[str, Replacement] = {}
+    subsets: dict[str, Replacement] = {}
     for choice, (choose, words, drawn) in CHOICES.items():
         for share in SHARES:
             text = f"The trained router on {share:g} % of the experts of each layer: those {words}."
             label = f"{share:g} % of the experts, {words}"
-            made[name_of(choice, share)] = Replacement(
+            subsets[name_of(choice, share)] = Replacement(
                 subset(choose, share), label, text, drawn=drawn, learns=False, replaces_all=True
             )
-    return made
+    return subsets
 
 
 #: Name -> subset, as kinds of replacements.

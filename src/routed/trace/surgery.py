@@ -84,8 +84,8 @@ def surgery(
     modules = routers_of(model, routers, k)
     weights = {} if checkpoint is None else linear_weights(routers_of(checkpoint, routers, k))
     settings = {"routers": list(modules), "k": k, "batch_size": batch_size, "repair_rate": repair_rate, "seed": seed}
-    digests = {"other": digest_of_rows(other), "router_from": "" if checkpoint is None else digest_of_model(checkpoint)}
-    settings |= {"name": name} | digests
+    settings |= {"name": name, "other": digest_of_rows(other)}
+    settings["router_from"] = "" if checkpoint is None else digest_of_model(checkpoint)
     bind_folder(folder / "surgery.json", model, rows, settings)
     with files.explained(folder):
         (folder / "jobs").mkdir(exist_ok=True)
@@ -99,21 +99,31 @@ def surgery(
         if checkpoint is not None:
             given = companions_of(model, modules, checkpoint, other, batch_size=batch_size, routers=routers, k=k)
             sites = {layer: site._replace(companion=given.get(layer)) for layer, site in sites.items()}
-        operation = _Operation(
-            model, modules, sites, rows, other, Repair(longest, repair_rate, batch_size, seed), folder
-        )
+        how = Repair(longest, repair_rate, batch_size, seed)
+        operation = _Operation(model, modules, sites, rows, other, how, folder)
         outcomes = _run(operation, jobs, seconds_per_row)
         regret = _regret(operation, regret_tokens) if regret_tokens else {}
-    if reason := outcomes[Job(ALL, "")][1]:
-        advice = f"remove {folder} and look at model and text"
-        raise UserError(f"the model as it is has no loss to compare with: {reason}; {advice}")
     site, ids = next(iter(sites.values())), np.concatenate(rows)
-    losses = {job: losses for job, (losses, reason) in outcomes.items() if not reason}
-    reasons = {job: reason for job, (_, reason) in outcomes.items() if reason}
+    losses, reasons = _sorted(outcomes, folder)
     unseen = float((site.row_of[ids] == len(site.counts) - 1).mean())
     return SurgeryResult(
         tuple(modules), site.experts, losses, reasons, unseen, len(ids), longest, draws, name, source, regret
     )
+
+
+def _sorted(
+    outcomes: Mapping[Job, tuple[np.ndarray, str]], folder: pathlib.Path
+) -> tuple[dict[Job, np.ndarray], dict[Job, str]]:
+    """Returns the losses of the jobs that have some, and the reasons of the others.
+
+    Raises:
+      UserError: the model as it is has no loss.
+    """
+    if reason := outcomes[Job(ALL, "")][1]:
+        advice = f"remove {folder} and look at model and text"
+        raise UserError(f"the model as it is has no loss to compare with: {reason}; {advice}")
+    losses = {job: losses for job, (losses, reason) in outcomes.items() if not reason}
+    return losses, {job: reason for job, (_, reason) in outcomes.items() if reason}
 
 
 def _check_inputs(model: Any, rows: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> None:
@@ -215,11 +225,11 @@ def _measure(operation: _Operation, job: Job) -> tuple[np.ndarray, str, dict[str
 
 def _regret(operation: _Operation, tokens: int) -> dict[str, Mapping[str, np.ndarray] | str]:
     """Returns the losses of sampled tokens by layer, measured or read; or the reason why a layer has none."""
-    steps, found = operation.repair.steps, dict[str, Mapping[str, np.ndarray] | str]()
+    steps, regrets = operation.repair.steps, dict[str, Mapping[str, np.ndarray] | str]()
     for number, (layer, site) in enumerate(operation.sites.items(), 1):
         path = operation.folder / "jobs" / f"{layer}-regret-{tokens}-{steps}.npz"
         if path.exists():
-            found[layer] = _read(path, "as_is", "best")
+            regrets[layer] = _read(path, "as_is", "best")
         else:
             log.info("regret of router %d of %d: %s", number, len(operation.sites), layer)
             repaired = Job(layer, TRAINED, 0, steps).file(operation.folder)
@@ -228,8 +238,8 @@ def _regret(operation: _Operation, tokens: int) -> dict[str, Mapping[str, np.nda
             try:
                 losses = regret_of(operation.model, operation.modules, layer, site, operation.rows, params, settings)
             except UserError as error:
-                found[layer] = str(error)
+                regrets[layer] = str(error)
                 continue
             write_npz(path, losses)
-            found[layer] = losses
-    return found
+            regrets[layer] = losses
+    return regrets

@@ -59,8 +59,8 @@ def replacements_of(requested: Sequence[str], has_checkpoint: bool) -> Sequence[
     """
     requested = [name for given in requested for name in SEVERAL.get(given, (given,))]
     if unknown := [name for name in requested if name not in REPLACEMENTS]:
-        known = ", ".join((*REPLACEMENTS, *SEVERAL))
-        raise UserError(f"--replace={unknown[0]}: no such replacement; known: {known}")
+        names = ", ".join((*REPLACEMENTS, *SEVERAL))
+        raise UserError(f"--replace={unknown[0]}: no such replacement; known: {names}")
     of_checkpoint = [name for name, replacement in REPLACEMENTS.items() if replacement.needs_checkpoint]
     if requested and has_checkpoint != any(name in requested for name in of_checkpoint):
         given = next((name for name in of_checkpoint if name in requested), "|".join(of_checkpoint))
