@@ -44,7 +44,7 @@ def companions_of(
     routers: str = "",
     k: int = 0,
 ) -> dict[str, Companion]:
-    """Returns the companion of each router of `model`: the router of that name in `stranger`, which reads the same rows.
+    """Returns the companion of each router of `model`: the router of that name in `stranger`, on the same rows.
 
     Its experts are renumbered so that its choices agree with those of the own router on most of the rows' tokens.
     Routers without a linear map of the same number of experts in `stranger` are left out.

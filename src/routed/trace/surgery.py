@@ -87,8 +87,6 @@ def surgery(
     settings |= {"name": name, "other": digest_of_rows(other)}
     settings["router_from"] = "" if checkpoint is None else digest_of_model(checkpoint)
     bind_folder(folder / "surgery.json", model, rows, settings)
-    with files.explained(folder):
-        (folder / "jobs").mkdir(exist_ok=True)
     steps = repair_steps_of([repair_steps] if isinstance(repair_steps, int) else repair_steps)
     jobs, longest = jobs_of(list(modules), replace, draws, steps), max(steps, default=0)
     with _frozen(model):
@@ -158,6 +156,8 @@ def _run(operation: _Operation, jobs: Sequence[Job], seconds_per_row: float) -> 
         return len(operation.rows) + STEP_COST * job.repair_steps * operation.repair.batch_size
 
     folder = operation.folder
+    with files.explained(folder):
+        (folder / "jobs").mkdir(exist_ok=True)
     left = sum(cost(job) for job in jobs if not job.file(folder).exists())
     outcomes, seconds, done = dict[Job, tuple[np.ndarray, str]](), 0.0, 0
     for number, job in enumerate(jobs, 1):
