@@ -1,5 +1,7 @@
 """Traces: what is written is what is read, bad input is one line, and a capture that was killed goes on."""
 
+import contextvars
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -170,6 +172,18 @@ def test_parts_of_different_models_are_refused(tmp_path):
 def test_experts_of_a_token_go_with_named_routers():
     with pytest.raises(UserError, match="--k=2 goes with --routers"):
         hooks.routers_of(None, "", 2)
+
+
+def test_a_page_that_cannot_be_written_names_its_option(tmp_path, monkeypatch):
+    trace.write(tmp_path / "t", **GIVEN)
+    (tmp_path / "file").write_text("")
+    command.flags.FLAGS(["trace", f"--out={tmp_path / 'file' / 'page.html'}"])
+    monkeypatch.setattr(command.commands, "start", lambda main, parse: main(["trace", "report", str(tmp_path / "t")]))
+    try:
+        with pytest.raises(UserError, match=r"cannot use .* \(not a directory\): choose another --out"):
+            contextvars.copy_context().run(command.run)
+    finally:
+        command.flags.FLAGS.unparse_flags()
 
 
 @pytest.mark.parametrize("word", ["capture", "surgery"])

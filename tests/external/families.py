@@ -1,7 +1,10 @@
 """Tiny random models of families of Mixture-of-Experts models in transformers."""
 
+import numpy as np
 import torch
 import transformers as hf
+
+from routed.trace import hooks
 
 SMALL = {
     "vocab_size": 300, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -16,8 +19,9 @@ LATENT = {
 }  # fmt: skip
 GROUPS = SMALL | {
     "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
-    "n_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+    "n_shared_experts": 1,
 }  # fmt: skip
+SCALED = GROUPS | {"norm_topk_prob": True, "routed_scaling_factor": 2.5}
 DEEPSEEK = GROUPS | LATENT | {"first_k_dense_replace": 0}
 SWITCH = {
     "vocab_size": 300, "d_model": 32, "d_kv": 8, "d_ff": 24, "num_heads": 4, "num_layers": 2, "num_decoder_layers": 2,
@@ -45,7 +49,7 @@ FAMILIES = {
         "routed_scaling_factor": 2.0}),
     "deepseek_v3": ("DeepseekV3Config", DEEPSEEK | {"first_k_dense_replace": 1}),
     "deepseek_v4": ("DeepseekV4Config", EIGHT | {"n_routed_experts": 8, "head_dim": 8}),
-    "dots1": ("Dots1Config", GROUPS | {"first_k_dense_replace": 1, "head_dim": 8}),
+    "dots1": ("Dots1Config", SCALED | {"first_k_dense_replace": 1, "head_dim": 8}),
     "ernie4_5_moe": ("Ernie4_5_MoeConfig", SMALL | {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 16,
         "moe_num_shared_experts": 1, "moe_layer_start_index": 1}),
     "exaone_moe": ("ExaoneMoeConfig", EIGHT | {"n_group": 4, "topk_group": 2, "num_shared_experts": 1, "head_dim": 8,
@@ -54,7 +58,7 @@ FAMILIES = {
     "gemma4": ("Gemma4TextConfig", EIGHT | {"head_dim": 8, "global_head_dim": 8, "enable_moe_block": True,
         "top_k_experts": 2, "vocab_size_per_layer_input": 300, "hidden_size_per_layer_input": 8,
         "sliding_window": 16}),
-    "glm4_moe": ("Glm4MoeConfig", GROUPS | {"first_k_dense_replace": 1, "head_dim": 8}),
+    "glm4_moe": ("Glm4MoeConfig", SCALED | {"first_k_dense_replace": 1, "head_dim": 8}),
     "gpt_oss": ("GptOssConfig", LOCAL | {"head_dim": 8}),
     "granitemoe": ("GraniteMoeConfig", LOCAL),
     "granitemoeshared": ("GraniteMoeSharedConfig", LOCAL | {"shared_intermediate_size": 16}),
@@ -68,14 +72,14 @@ FAMILIES = {
         "layer_types": ["conv", "full_attention"], "norm_topk_prob": True}),
     "llama4": ("Llama4TextConfig", LOCAL | {"head_dim": 8, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1,
         "intermediate_size_mlp": 24, "attention_chunk_size": 64}),
-    "longcat_flash": ("LongcatFlashConfig", SMALL | LATENT | {"num_layers": 2, "n_routed_experts": 8, "moe_topk": 2,
+    "longcat_flash": ("LongcatFlashConfig", SMALL | LATENT | {"num_layers": 1, "n_routed_experts": 8, "moe_topk": 2,
         "zero_expert_num": 2, "expert_ffn_hidden_size": 16, "ffn_hidden_size": 24, "head_dim": 4}),
-    "mimo_v2_flash": ("MiMoV2FlashConfig", GROUPS | {"head_dim": 8, "v_head_dim": 8, "swa_head_dim": 8,
+    "mimo_v2_flash": ("MiMoV2FlashConfig", SCALED | {"head_dim": 8, "v_head_dim": 8, "swa_head_dim": 8,
         "swa_v_head_dim": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2}),
     "minimax": ("MiniMaxConfig", LOCAL | {"head_dim": 8, "block_size": 16}),
     "minimax_m2": ("MiniMaxM2Config", LOCAL | {"head_dim": 8}),
     "mixtral": ("MixtralConfig", LOCAL),
-    "nemotron_h": ("NemotronHConfig", GROUPS | {"num_hidden_layers": 3, "layers_block_type": ["mamba", "moe",
+    "nemotron_h": ("NemotronHConfig", SCALED | {"num_hidden_layers": 3, "layers_block_type": ["mamba", "moe",
         "attention"], "moe_shared_expert_intermediate_size": 16, "mamba_num_heads": 4, "mamba_head_dim": 8,
         "ssm_state_size": 4, "n_groups": 2, "head_dim": 8, "use_mamba_kernels": False}),
     "nllb": ("NllbMoeConfig", NLLB),
@@ -86,24 +90,42 @@ FAMILIES = {
     "qwen3_next": ("Qwen3NextConfig", EIGHT | {"shared_expert_intermediate_size": 16, "head_dim": 8,
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
         "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}),
-    "solar_open": ("SolarOpenConfig", GROUPS | {"head_dim": 8}),
+    "solar_open": ("SolarOpenConfig", SCALED | {"head_dim": 8}),
     "switch": ("SwitchTransformersConfig", SWITCH),
 }  # fmt: skip
 
 
-def make(family, dtype=torch.float32, **more):
+#: Families whose experts receive something else than (experts, weights), so that `trace.readers` has a reader of each.
+SPECIAL = ("jetmoe", "llama4", "nllb", "switch")
+#: Families with routers whose choices do not follow their scores: the first layers of DeepSeek-V4 are hashes.
+NO_SURGERY = ("deepseek_v4",)
+#: Families of models that predict the next token, and whose routers can be replaced.
+CAUSAL = tuple(family for family in FAMILIES if family not in ("nllb", "switch", *NO_SURGERY))
+ROWS = [*np.random.default_rng(0).integers(3, 290, (12, 16))]
+
+
+def make(family, dtype=torch.float32):
     """Returns a random model of a family, with routers and choice biases that tell experts apart."""
     kind, settings = FAMILIES[family]
     torch.manual_seed(0)
-    config = getattr(hf, kind)(**settings | more)
+    config = getattr(hf, kind)(**settings)
     model = (hf.AutoModelForSeq2SeqLM if config.is_encoder_decoder else hf.AutoModelForCausalLM).from_config(config)
     with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if name.endswith(("gate.weight", "router.weight", "classifier.weight", "router.layer.weight",
-                              "proj.weight", "wg.weight")) and tensor.shape[0] <= 10:  # fmt: skip
-                tensor.normal_(std=0.5)
-            if name.endswith(("e_score_correction_bias", "expert_bias")):
-                tensor.normal_(std=0.3)
-            if ".experts." in name and tensor.is_floating_point():
+        for router in hooks.routers_of(model).values():
+            for parameter in router.module.parameters():
+                parameter.normal_(std=0.5)
+            if (bias := hooks.choice_bias(router)) is not None:
+                bias.normal_(std=0.3)
+        for name, tensor in model.named_parameters():
+            if ".experts." in name or "put_linear." in name:
                 tensor.normal_(std=0.3)  # so that it matters which experts are taken
+        for name, tensor in model.named_buffers():
+            if name.endswith("tid2eid"):  # the hash of DeepSeek-V4: experts of a token id
+                tensor.copy_(torch.rand(len(tensor), 8).topk(tensor.shape[1]).indices)
     return model.to(dtype).eval()
+
+
+def inputs_of(model, rows):
+    """Returns the arguments of a model for rows of token ids."""
+    ids = torch.tensor(np.stack(rows))
+    return {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})

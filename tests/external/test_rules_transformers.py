@@ -1,6 +1,6 @@
 """The layer's rules against transformers' modules, with copied weights: outputs, drops, gradients, balance loss.
 
-Needs torch==2.13.0 and transformers 5.
+Needs torch==2.13.0 and transformers>=5.18.
 """
 
 import jax
@@ -25,7 +25,7 @@ from routed.layer.model_rules import scaled_inputs
 from routed.layer.rule import SelectionRule
 from routed.layer.selection import select
 from routed.metrics.load import load
-from tests.external.test_trace_transformers import DEEPSEEK, SMALL
+from tests.external.families import DEEPSEEK, SMALL
 
 TOKENS, EXPERTS = 40, 8
 

@@ -1,138 +1,28 @@
-"""Traces of the real classes of transformers, with random weights of small configs: they hold what was computed.
+"""Captures of models of transformers: killed ones, other weights, other versions, and models that are refused.
 
-Needs torch==2.13.0 and transformers 5.
+Needs torch==2.13.0 and transformers>=5.18.
 """
 
 import numpy as np
 import pytest
 import torch
-import transformers as hf
+import transformers
+from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeTop2Router
+from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersTop1Router
 
 from routed import trace
 from routed.contracts import UserError
-from routed.trace import hooks
+from routed.trace import hooks, model_inputs
 from routed.trace.capture import capture
-from routed.trace.format import stripes, token_column
 from routed.trace.model_inputs import BYTES, rows_of
-
-SMALL = {
-    "vocab_size": 300, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
-DEEPSEEK = SMALL | {
-    "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
-    "n_shared_experts": 1, "first_k_dense_replace": 0, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 4, "v_head_dim": 8, "num_key_value_heads": 4, "pad_token_id": 0,
-}  # fmt: skip
-MODELS = {
-    "mixtral": lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=2)),
-    "olmoe": lambda: hf.OlmoeForCausalLM(hf.OlmoeConfig(**SMALL, num_experts=8, num_experts_per_tok=4)),
-    "qwen2": lambda: hf.Qwen2MoeForCausalLM(
-        hf.Qwen2MoeConfig(**SMALL, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16,
-                          shared_expert_intermediate_size=16)
-    ),
-    "qwen3": lambda: hf.Qwen3MoeForCausalLM(
-        hf.Qwen3MoeConfig(**SMALL, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8)
-    ),
-    "deepseek_v2": lambda: hf.DeepseekV2ForCausalLM(
-        hf.DeepseekV2Config(**DEEPSEEK, topk_method="group_limited_greedy", routed_scaling_factor=2.0)
-    ),
-    "deepseek_v3": lambda: hf.DeepseekV3ForCausalLM(hf.DeepseekV3Config(**DEEPSEEK)),
-    "gpt_oss": lambda: hf.GptOssForCausalLM(hf.GptOssConfig(**SMALL, head_dim=8, num_local_experts=8,
-        num_experts_per_tok=2)),
-    "llama4": lambda: hf.Llama4ForCausalLM(
-        hf.Llama4TextConfig(
-            **SMALL, head_dim=8, num_local_experts=8, num_experts_per_tok=1, interleave_moe_layer_step=1,
-            intermediate_size_mlp=24, attention_chunk_size=64, pad_token_id=0,
-        )
-    ),
-    "switch": lambda: hf.SwitchTransformersForConditionalGeneration(
-        hf.SwitchTransformersConfig(
-            vocab_size=300, d_model=32, d_kv=8, d_ff=24, num_heads=4, num_layers=2, num_decoder_layers=2, num_experts=8,
-            expert_capacity=3, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, decoder_start_token_id=0,
-        )
-    ),
-    "nllb": lambda: hf.NllbMoeForConditionalGeneration(
-        hf.NllbMoeConfig(
-            vocab_size=300, d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=24, decoder_ffn_dim=24,
-            encoder_attention_heads=4, decoder_attention_heads=4, num_experts=8, encoder_sparse_step=2,
-            decoder_sparse_step=2, expert_capacity=6, moe_eval_capacity_token_fraction=0.1, max_position_embeddings=64,
-        )
-    ),
-}  # fmt: skip
-ROWS = [*np.random.default_rng(0).integers(3, 290, (12, 16))]
-
-
-def model_of(name):
-    torch.manual_seed(0)
-    model = MODELS[name]().float().eval()
-    with torch.no_grad():  # routers may begin at 0
-        for part, _ in hooks.routers_of(model).values():
-            for parameter in part.parameters():
-                parameter.normal_(std=0.5)
-    return model
-
-
-def column(stored, layer, name):
-    return np.concatenate([arrays[0] for arrays in stripes(stored, layer, name)])
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_trace_holds_what_the_model_computed(name, tmp_path):
-    model = model_of(name)
-    traces = capture(model, ROWS, tmp_path, batch_size=4, name=name)
-    assert len(traces) == 1 + model.config.is_encoder_decoder
-    outputs = {}
-    routers = hooks.routers_of(model)
-    handles = [
-        module.register_forward_hook(
-            lambda module, given, output, part=part: outputs.setdefault(part, []).append((given[0], output))
-        )
-        for part, (module, _) in routers.items()
-    ]
-    with torch.no_grad():
-        for first in range(0, len(ROWS), 4):
-            ids = torch.tensor(np.stack(ROWS[first : first + 4]))
-            model(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
-    for handle in handles:
-        handle.remove()
-    for stored in traces:
-        assert stored.tokens == 192 and np.array_equal(token_column(stored, "token"), np.concatenate(ROWS))
-        for layer, part in enumerate(stored.layers):
-            module = routers[part][0]
-            weight = getattr(module, "classifier", module).weight
-            bias = getattr(getattr(module, "classifier", module), "bias", None)
-            features = torch.cat([given.reshape(-1, given.shape[-1]) for given, _ in outputs[part]])
-            scores = torch.nn.functional.linear(features, weight, bias).detach().numpy()
-            np.testing.assert_allclose(column(stored, layer, "scores"), scores, rtol=2e-3, atol=2e-3)
-            experts, weights = column(stored, layer, "expert"), column(stored, layer, "weight")
-            dense = np.zeros_like(scores)
-            kept = column(stored, layer, "kept") if "kept" in stored.columns else np.ones_like(experts, bool)
-            np.put_along_axis(dense, experts.astype(int), np.where(kept, weights, 0), 1)
-            np.testing.assert_allclose(dense, combined(name, outputs[part], scores), atol=1e-5)
-            assert name == "nllb" or (np.diff(weights, axis=1) <= 1e-6).all()
-            if name == "switch":
-                assert 0 < (~kept).mean() < 1
-
-
-def combined(name, outputs, scores):
-    """The weight of every expert [T, E] that the experts of the model are given, from the router's own output."""
-    outputs = [output for _, output in outputs]
-    if name == "llama4":
-        return torch.cat([weights for weights, _ in outputs]).numpy()
-    if name == "nllb":
-        return torch.cat([weights for _, weights, _ in outputs]).numpy()
-    if name == "switch":
-        return torch.cat([(mask * weight).reshape(-1, scores.shape[1]) for mask, weight, _ in outputs]).numpy()
-    dense = np.zeros_like(scores)
-    indices, weights = (torch.cat([output[i] for output in outputs]).numpy() for i in (2, 1))
-    np.put_along_axis(dense, indices, weights, 1)
-    return dense
+from routed.trace.readers import ROUTERS, choices_in
+from tests.external.families import ROWS, make
+from tests.external.test_families_transformers import column
 
 
 def test_a_killed_capture_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr("routed.trace.capture.PART", 64)  # a batch a part
-    model = model_of("olmoe")
+    model = make("olmoe")
     (whole,) = capture(model, ROWS, tmp_path / "whole", batch_size=4)
     calls, run = [], model.forward
 
@@ -155,26 +45,126 @@ def test_a_killed_capture_goes_on(tmp_path, monkeypatch):
     assert capture(model, ROWS, tmp_path / "killed", batch_size=4) == [stored] and len(calls) == 4
 
 
-def test_a_capture_of_another_k_or_other_weights_is_another(tmp_path):
-    model, named = model_of("olmoe"), {"routers": r"model\.layers\.[0-9]+\.mlp\.gate", "k": 2}
-    (stored,) = capture(model, ROWS, tmp_path, name="m", **named)
-    assert capture(model, ROWS, tmp_path, name="m", **named) == [stored]
-    with pytest.raises(UserError, match="holds a capture with k=2, now 4"):
-        capture(model, ROWS, tmp_path, name="m", **named | {"k": 4})
+def test_a_capture_of_other_weights_is_another(tmp_path):
+    model = make("olmoe")
+    (stored,) = capture(model, ROWS, tmp_path, name="m")
+    assert capture(model, ROWS, tmp_path, name="m") == [stored]
+    pattern = r"model\.layers\.[0-9]+\.mlp\.gate"
+    with pytest.raises(UserError, match="holds a capture with k=0, now 4"):
+        capture(model, ROWS, tmp_path, name="m", routers=pattern, k=4)
+    with pytest.raises(UserError, match=r"--k=2: model.layers.0.mlp.gate gives a token 4 experts"):
+        capture(model, ROWS, tmp_path / "two", routers=pattern, k=2)
     # A later checkpoint of the same name, whose routers learned, or all but these.
     for changed in (model.get_submodule(stored.layers[1]).weight, model.get_input_embeddings().weight):
         with torch.no_grad():
             changed[0, 0] += 1
         with pytest.raises(UserError, match="holds a capture with weights="):
-            capture(model, ROWS, tmp_path, name="m", **named)
+            capture(model, ROWS, tmp_path, name="m")
         with torch.no_grad():
             changed[0, 0] -= 1
+
+
+def test_named_routers_are_read_as_the_model_reads_them(tmp_path):
+    """GLM4 has sigmoids, groups and a bias: the k highest softmax probabilities would be other experts."""
+    model = make("glm4_moe")
+    (own,) = capture(model, ROWS, tmp_path / "own")
+    (named,) = capture(model, ROWS, tmp_path / "named", routers=r"model\.layers\.[0-9]+\.mlp\.gate", k=3)
+    for name in ("expert", "weight", "scores"):
+        np.testing.assert_array_equal(column(named, 0, name), column(own, 0, name))
+    highest = np.sort(column(own, 0, "scores").argsort(1)[:, -3:])
+    assert (np.sort(column(own, 0, "expert")) != highest).any(1).mean() > 0.1
+
+
+class Gated(transformers.PreTrainedModel):
+    """A model whose gate is a linear map on [batch, positions, features], as remote code has it."""
+
+    config_class = transformers.PretrainedConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embedding, self.gate = torch.nn.Embedding(300, 16), torch.nn.Linear(16, 8)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids, **more):
+        return (self.gate(self.embedding(input_ids)),)
+
+
+def test_a_gate_on_batch_and_positions(tmp_path):
+    torch.manual_seed(0)
+    model = Gated(transformers.PretrainedConfig(is_encoder_decoder=False))
+    (stored,) = capture(model, ROWS, tmp_path, routers="gate", k=2)
+    scores = model(torch.tensor(np.stack(ROWS)))[0].reshape(192, 8).detach()
+    np.testing.assert_array_equal(column(stored, 0, "expert"), scores.topk(2).indices)
+    np.testing.assert_allclose(column(stored, 0, "weight"), scores.softmax(-1).topk(2).values, atol=1e-6)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_choices_are_known_by_type_and_shape(order):
+    scores, weights, experts = torch.randn(5, 6), torch.rand(5, 2), torch.randint(6, (5, 2))
+    parts = [(scores, weights, experts)[i] for i in order]
+    assert all(a.equal(b) for a, b in zip(choices_in(parts, scores), (experts, weights), strict=True))
+    assert choices_in([scores, weights]) is None and choices_in([experts.float(), scores]) is None
+    alike = torch.rand(5, 6), torch.rand(5, 6).argsort(1)  # every expert is chosen
+    assert choices_in([scores, *alike], scores)[1] is not scores
+    with pytest.raises(UserError, match="returns 2 tensors that may be weights"):
+        choices_in([weights, weights + 1, experts], scores)
+
+
+@pytest.mark.parametrize(("experts", "scale"), [(64, 1.0), (128, 0.3)])
+def test_ties_of_bfloat16_go_where_the_model_sends_them(experts, scale):
+    """Switch and NLLB choose by probabilities in bfloat16; these are equal for several experts now and then."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 512, 32).bfloat16()
+    config = transformers.SwitchTransformersConfig(d_model=32, num_experts=experts, expert_capacity=10**6)
+    router = SwitchTransformersTop1Router(config).eval()
+    torch.nn.init.normal_(router.classifier.weight, 0, scale / 32**0.5)
+    mask, *rest = router(x)
+    output = ROUTERS["SwitchTransformersTop1Router"](router, (mask, *rest))
+    assert output.experts[:, 0].equal(mask.reshape(-1, experts).argmax(-1)) and output.kept.all()
+    assert not output.experts[:, 0].equal(output.scores.argmax(-1))  # which the highest logits are not
+    dropped = ROUTERS["SwitchTransformersTop1Router"](router, (torch.zeros_like(mask), *rest))
+    assert dropped.experts.equal(output.experts) and not dropped.kept.any()
+    config = transformers.NllbMoeConfig(
+        d_model=32, num_experts=experts, expert_capacity=10**6, moe_eval_capacity_token_fraction=1.0
+    )
+    router = NllbMoeTop2Router(config).eval()
+    torch.nn.init.normal_(router.classifier.weight, 0, scale / 32**0.5)
+    mask, weights, logits = router(x.reshape(-1, 32))
+    output = ROUTERS["NllbMoeTop2Router"](router, (mask, weights, logits))
+    assert output.experts[:, 0].equal(mask.argmax(-1))
+    assert torch.zeros_like(weights).scatter(1, output.experts, output.weights).equal(weights)
+
+
+@pytest.mark.parametrize("version", ["4.57.6", "5.17.0", "6.0.0"])
+def test_another_version_of_transformers_is_refused(version, monkeypatch, tmp_path):
+    model = make("olmoe")
+    monkeypatch.setattr("transformers.__version__", version)
+    needed = rf"transformers {version}: routers are read in versions >=5.18,<6: pip install 'transformers>=5.18,<6'"
+    for refused in (lambda: capture(model, ROWS, tmp_path), lambda: model_inputs.load("anything")):
+        with pytest.raises(UserError, match=needed):
+            refused()
+
+
+def test_a_folder_without_tokenizer_names_the_way_out(tmp_path):
+    for family in ("mixtral", "olmoe"):  # of the second transformers makes a tokenizer without words
+        folder = tmp_path / family
+        make(family).save_pretrained(folder)
+        with pytest.raises(UserError, match=r"--model=.* has no tokenizer that can be read .*--tokens=bytes"):
+            model_inputs.load(str(folder))
+    with pytest.raises(UserError, match=r"--tokens=\S*n\\xf6ne has no tokenizer that can be read"):
+        model_inputs.load(str(folder), str(tmp_path / "n\xf6ne"))
 
 
 class Unknown(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = torch.nn.ModuleList([torch.nn.ModuleDict({"gate": torch.nn.Linear(4, 6)}) for _ in range(2)])
+        parts = {"gate_proj": 8, "shared_expert_gate": 1, "gate": 6}  # a dense layer has the first
+        self.layers = torch.nn.ModuleList(
+            [torch.nn.ModuleDict({name: torch.nn.Linear(4, size) for name, size in parts.items()}) for _ in range(2)]
+        )
 
 
 def test_an_unknown_architecture_says_how_to_name_its_routers():
@@ -184,12 +174,8 @@ def test_an_unknown_architecture_says_how_to_name_its_routers():
         hooks.routers_of(Unknown())
     with pytest.raises(UserError, match="no module of Unknown is named nothing"):
         hooks.routers_of(Unknown(), "nothing", 2)
-    for refused in (
-        lambda: hooks.routers_of(Unknown(), "layers.[0-9]+.gate", 7),
-        lambda: hooks.plain(7)(None, torch.ones(1, 6)),
-    ):
-        with pytest.raises(UserError, match="--k=7: a token has at most all experts of its router, 6"):
-            refused()
+    with pytest.raises(UserError, match="--k=7: a token has at most all experts of its router, 6"):
+        hooks.routers_of(Unknown(), "layers.[0-9]+.gate", 7)
     with pytest.raises(UserError, match="needs --k"):
         hooks.routers_of(Unknown(), "layers.[0-9]+.gate")
     model = Unknown()
@@ -223,7 +209,7 @@ def test_text_is_cut_into_rows_by_file(tmp_path):
 def test_the_command_captures_a_folder_of_a_model(tmp_path, monkeypatch):
     from routed.trace import __main__ as command
 
-    model_of("olmoe").save_pretrained(tmp_path / "model")
+    make("olmoe").save_pretrained(tmp_path / "model")
     (tmp_path / "de.txt").write_text("Wer viel fragt, geht viel irr. " * 20)
     lines = []
     monkeypatch.setattr(command.files, "tell", lines.append)
@@ -239,4 +225,4 @@ def test_the_command_captures_a_folder_of_a_model(tmp_path, monkeypatch):
 
 def test_ids_of_another_tokenizer_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"the text has token id 999999, the model knows .*: use its own tokenizer"):
-        capture(model_of("olmoe"), [np.array([1, 999999])], tmp_path)
+        capture(make("olmoe"), [np.array([1, 999999])], tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import errno
 import fcntl
 import hashlib
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterator
 
 from routed.contracts import UserError
 
+#: Option that names the folder of a command, for advice in errors.
+FLAG = contextvars.ContextVar("flag", default="workdir")
 #: Errors of the disk that another folder mends; libraries may wrap them, so the texts of errors are searched for them
 #: too.
 FOLDER_ERRORS = (
@@ -155,7 +158,7 @@ def explained(path: pathlib.Path) -> Iterator[None]:
             raise UserError(
                 f"cannot use {path} ({first}): check the bucket's name and your right to it (gcloud auth"
                 " application-default"
-                " login), or choose another --workdir"
+                f" login), or choose another --{FLAG.get()}"
             ) from error
         text = " ".join(str(e) for e in _causes(error))
         codes = {e.errno for e in _causes(error) if isinstance(e, OSError) and e.errno}
@@ -165,7 +168,8 @@ def explained(path: pathlib.Path) -> Iterator[None]:
             ) from error
         for code in (*codes, *FOLDER_ERRORS):
             if code in codes or os.strerror(code) in text:
-                raise UserError(f"cannot use {path} ({os.strerror(code).lower()}): choose another --workdir") from error
+                advice = f"choose another --{FLAG.get()}"
+                raise UserError(f"cannot use {path} ({os.strerror(code).lower()}): {advice}") from error
         raise
 
 

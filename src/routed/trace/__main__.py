@@ -152,6 +152,7 @@ def _surgery() -> None:
 
 def run() -> None:
     """Starts the command."""
+    files.FLAG.set("out")
     commands.start(main, functools.partial(commands.parse_flags, module=sys.modules[__name__]))
 
 

@@ -59,7 +59,7 @@ def _replace(
 
     from routed.trace.router_scores import output_with
 
-    module, args, kwargs, output = call
+    module, args, kwargs, _ = call
 
     def make(trained: Any) -> Any:
         batch = Batch(trained.scores.float(), trained.features, current["ids"], current["batch"])

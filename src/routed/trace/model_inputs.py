@@ -47,12 +47,16 @@ def _tokenizer(tokens: str, model: str) -> Any:
     import transformers
 
     try:
-        return transformers.AutoTokenizer.from_pretrained(tokens or model)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tokens or model)
+        if not tokenizer("a", add_special_tokens=False)["input_ids"]:  # transformers makes one of an empty folder
+            raise ValueError("it knows no words")
     except (OSError, ValueError, ImportError, KeyError) as error:
         where = f"--tokens={tokens}" if tokens else f"--model={model}"
         reason = str(error).splitlines()[0].rstrip(":").strip()
         advice = "give --tokens=FOLDER_OR_NAME of its tokenizer, or --tokens=bytes for a model of bytes"
-        raise UserError(f"{where} has no tokenizer that can be read ({ascii(reason)[1:-1]}): {advice}") from error
+        text = f"{where} has no tokenizer that can be read ({reason})"
+        raise UserError(f"{ascii(text)[1:-1]}: {advice}") from error  # a terminal may lack the letters
+    return tokenizer
 
 
 def check_version() -> None:

@@ -63,7 +63,7 @@ def replacements_of(requested: Sequence[str], has_checkpoint: bool) -> Sequence[
         raise UserError(f"--replace={unknown[0]}: no such replacement; known: {names}")
     of_checkpoint = [name for name, replacement in REPLACEMENTS.items() if replacement.needs_checkpoint]
     if requested and has_checkpoint != any(name in requested for name in of_checkpoint):
-        given = next((name for name in of_checkpoint if name in requested), "|".join(of_checkpoint))
+        given = next((name for name in of_checkpoint if name in requested), of_checkpoint[0])
         needs = f"--replace={given} needs --router_from, and --router_from needs it"
         raise UserError(f"{needs}: give both or neither")
     return requested or [name for name in REPLACEMENTS if has_checkpoint or name not in of_checkpoint]
