@@ -10,10 +10,11 @@ import torch
 from routed.contracts import UserError
 from routed.trace import hooks, surgery, surgery_page, surgery_results
 from routed.trace.hooks_replace import losses_of, replacing
-from routed.trace.replacements import EVERY, Linear, Site, linear, shuffled
+from routed.trace.kinds import EVERY
+from routed.trace.replacements import Linear, Site, linear, shuffled
 from routed.trace.sites import linear_weights
 from routed.trace.sites import sites_of as every_site
-from routed.trace.surgery import ALL, Job
+from routed.trace.surgery_jobs import ALL, Job
 from tests.external.families import ROWS, SMALL, make
 
 HERE, OTHER = ROWS[:6], ROWS[6:]
@@ -270,9 +271,9 @@ def test_the_command_operates_and_writes_a_page(tmp_path, monkeypatch):
         assert (
             "noise, as sharp as trained" in page
             and "another checkpoint&#39;s router" in page
-            and page.count("<svg") == 2
+            and page.count("<svg") == 5
         )
-        assert len((tmp_path / "out" / "surgery.csv").read_text().splitlines()) == 2 + 3 * (8 + 7)
+        assert len((tmp_path / "out" / "surgery.csv").read_text().splitlines()) == 2 + 3 * (10 + 9) + 9
         command.flags.FLAGS["text"].unparse()
         command.flags.FLAGS(["trace", *asked, f"--text={tmp_path / 'brief.txt'}"])
         with pytest.raises(UserError, match="brief has one row, which cannot be halved"):

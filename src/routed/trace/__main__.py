@@ -52,17 +52,24 @@ SCORES = flags.DEFINE_bool("scores", True, "Keep the scores of all experts, as f
 REPAIR_TEXT = flags.DEFINE_multi_string(
     "other_text", [], "surgery: text for tables and repairs; default: the first half of every --text."
 )
-REPLACE = flags.DEFINE_list("replace", [], "surgery: the replacements, comma-separated; default: all.")
-REPAIR = flags.DEFINE_integer(
-    "repair_steps", 200, "surgery: training steps of a router alone; 0: no repair.", lower_bound=0
+REPLACE = flags.DEFINE_list(
+    "replace", [], "surgery: the replacements, comma-separated (`subsets`: shares of the experts); default: all."
+)
+REPAIR = flags.DEFINE_list(
+    "repair_steps", ["50", "200"], "surgery: lengths of repairs, in training steps of a router alone; 0: no repair."
+)
+REGRET = flags.DEFINE_integer(
+    "regret", 256, "surgery: tokens of each layer that try other experts; 0: none.", lower_bound=0
 )
 RATE = flags.DEFINE_float(
     "repair_rate", 0.02, "surgery: a step of the repair, in standard deviations of the router's weights.", lower_bound=0
 )
-DRAWS = flags.DEFINE_integer("draws", 1, "surgery: draws of random replacements.", lower_bound=1)
+DRAWS = flags.DEFINE_integer(
+    "draws", 3, "surgery: draws of random replacements, and of repairs of all routers.", lower_bound=1
+)
 SEED = flags.DEFINE_integer("seed", 0, "surgery: seed of the draws.", lower_bound=0)
 FROM = flags.DEFINE_string(
-    "router_from", "", "surgery: another checkpoint of the model, whose routers replace the model's own."
+    "router_from", "", "surgery: another checkpoint or seed of the model, whose routers replace the model's own."
 )
 USAGE = (
     "usage: routed trace report DIR... [--out=FILE], or routed trace capture|surgery --model=PATH_OR_NAME --text=FILE"
@@ -176,6 +183,7 @@ def _surgery() -> None:
         repair_steps=REPAIR.value,
         repair_rate=RATE.value,
         draws=DRAWS.value,
+        regret_tokens=REGRET.value,
         seed=SEED.value,
         batch_size=BATCH.value,
         routers=ROUTERS.value,

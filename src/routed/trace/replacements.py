@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from sklearn.cluster import KMeans
 
 from routed.routers.scores import sharpness_for
+from routed.trace.similarity import matched
 
 Tensor = Any  # of torch
 Params = Mapping[str, Tensor]
@@ -34,13 +36,21 @@ class Linear(NamedTuple):
     bias: np.ndarray | None
 
 
+class Companion(NamedTuple):
+    """A router of another model: its features [T, D] of token ids [T], and its weights, numbered as the site's."""
+
+    features: Callable[[Tensor], Tensor]
+    weights: Linear
+
+
 class Site(NamedTuple):
     """A router to replace, with `k` of `experts` experts per token, and statistics of it on other text.
 
     `ids` [F], `scores` [F, E] and `features` [F, D] are of some tokens of that text. `counts` [N + 1, E] are choices
     of each expert by token id, on all of that text; the last row is their sum. `row_of` [V] is the row of an id: the
     last if the text lacks it. `trained` are the router's weights (None: it is no linear map), `next_layer` those of
-    the next layer's router (for the last layer the first's), `checkpoint` those in another checkpoint.
+    the next layer's router (for the last layer the first's), `checkpoint` those in another checkpoint, and `companion`
+    is the router of that place in another model that reads the same text.
     """
 
     experts: int
@@ -53,6 +63,7 @@ class Site(NamedTuple):
     trained: Linear | None
     next_layer: Linear | None = None
     checkpoint: Linear | None = None
+    companion: Companion | None = None
 
 
 class Router(NamedTuple):
@@ -71,7 +82,8 @@ class Replacement(NamedTuple):
     """A kind of router: `make(site, random)` returns the router of a site, or the reason why there is none.
 
     `label` and `description` stand on the page. A `drawn` one depends on the seed; one that does not learn has no
-    parameters to repair; `needs_checkpoint` is for the weights of another checkpoint.
+    parameters to repair; `needs_checkpoint` is for another checkpoint. One that `replaces_all` is tried in all layers
+    at once, and not in each alone.
     """
 
     make: Callable[[Site, np.random.Generator], Router | str]
@@ -80,12 +92,13 @@ class Replacement(NamedTuple):
     drawn: bool = False
     learns: bool = True
     needs_checkpoint: bool = False
+    replaces_all: bool = False
 
 
 NOT_LINEAR = "the router is not a linear map of its input, so it has no weights to take"
 
 
-def _linear_scores(params: Params, batch: Batch) -> Tensor:
+def linear_scores(params: Params, batch: Batch) -> Tensor:
     scores = batch.features.float() @ params["kernel"]
     return scores + params["offset"] if "offset" in params else scores
 
@@ -93,10 +106,10 @@ def _linear_scores(params: Params, batch: Batch) -> Tensor:
 def linear(weights: Linear, k: int = 0) -> Router:
     """Returns the router with these weights."""
     start = {"kernel": weights.kernel} | ({} if weights.offset is None else {"offset": weights.offset})
-    return Router(_linear_scores, start, k, weights.bias)
+    return Router(linear_scores, start, k, weights.bias)
 
 
-def _as_sharp(scores: np.ndarray, site: Site) -> tuple[float, float]:
+def as_sharp(scores: np.ndarray, site: Site) -> tuple[float, float]:
     """Returns (factor, shift) that give scores [F, E] the mean and the mean softmax entropy of the trained scores."""
     logs = site.scores - np.logaddexp.reduce(site.scores, axis=1, keepdims=True)
     entropy = float(-(np.exp(logs) * logs).sum(1).mean())
@@ -115,20 +128,20 @@ def shuffled(site: Site, random: np.random.Generator) -> Router | str:
     return linear(Linear(kernel[:, source], *(None if part is None else part[source] for part in (offset, bias))))
 
 
-def _random(site: Site, random: np.random.Generator) -> Router | str:
+def random_weights(site: Site, random: np.random.Generator) -> Router | str:
     kernel = random.standard_normal((site.features.shape[1], site.experts)).astype(np.float32)
-    factor, shift = _as_sharp(site.features @ kernel, site)
-    return Router(lambda params, batch: _linear_scores(params, batch) + shift, {"kernel": factor * kernel})
+    factor, shift = as_sharp(site.features @ kernel, site)
+    return Router(lambda params, batch: linear_scores(params, batch) + shift, {"kernel": factor * kernel})
 
 
-def _noise(site: Site, random: np.random.Generator) -> Router | str:
+def noise(site: Site, random: np.random.Generator) -> Router | str:
     seed = int(random.integers(1 << 31))
     some = np.random.default_rng(seed).standard_normal(site.scores.shape).astype(np.float32)
-    factor, shift = _as_sharp(some, site)
+    factor, shift = as_sharp(some, site)
     return Router(lambda params, batch: factor * _normal(seed, batch) + shift)
 
 
-def _uniform(site: Site, random: np.random.Generator) -> Router | str:
+def uniform(site: Site, random: np.random.Generator) -> Router | str:
     seed, level = int(random.integers(1 << 31)), float(site.scores.mean())
     # Noise of 1e-3 breaks ties: less would vanish in bfloat16.
     return Router(lambda params, batch: level + 1e-3 * _normal(seed, batch))
@@ -142,11 +155,11 @@ def _normal(seed: int, batch: Batch) -> Tensor:
     return torch.randn(batch.scores.shape, generator=source).to(batch.scores.device)
 
 
-def _table(site: Site, random: np.random.Generator) -> Router | str:
+def table(site: Site, random: np.random.Generator) -> Router | str:
     load = site.counts[-1] / max(site.counts[-1].sum(), 1)
     counts = np.concatenate([site.counts[:-1], np.zeros((1, site.experts))]) + np.maximum(load, 1e-6)
     logs = np.log(counts / counts.sum(1, keepdims=True)).astype(np.float32)
-    factor, shift = _as_sharp(logs[site.row_of[site.ids]], site)
+    factor, shift = as_sharp(logs[site.row_of[site.ids]], site)
 
     def scores(params: Params, batch: Batch) -> Tensor:
         import torch
@@ -156,13 +169,13 @@ def _table(site: Site, random: np.random.Generator) -> Router | str:
     return Router(scores, {"table": factor * logs + shift})
 
 
-def _top1(site: Site, random: np.random.Generator) -> Router | str:
+def top1(site: Site, random: np.random.Generator) -> Router | str:
     if site.k == 1:
         return "a token has one expert already"
     return NOT_LINEAR if site.trained is None else linear(site.trained, k=1)
 
 
-def _weights_of(name: str, lacking: str) -> Callable[[Site, np.random.Generator], Router | str]:
+def weights_named(name: str, lacking: str) -> Callable[[Site, np.random.Generator], Router | str]:
     """Returns the maker of a router from a site's weights of that name, with the reason where it has none."""
 
     def make(site: Site, random: np.random.Generator) -> Router | str:
@@ -176,62 +189,17 @@ def _weights_of(name: str, lacking: str) -> Callable[[Site, np.random.Generator]
     return make
 
 
-#: Name of the trained router itself, which a repair may change too.
-TRAINED = "trained"
-#: Name -> kind of router, in the order of the page. The seed of a draw depends on this order.
-EVERY: dict[str, Replacement] = {
-    TRAINED: Replacement(
-        lambda site, random: NOT_LINEAR if site.trained is None else linear(site.trained),
-        "the trained router",
-        "The router as it is: shows what a repair alone gains.",
-    ),
-    "noise": Replacement(
-        _noise,
-        "noise, as sharp as trained",
-        "Scores N(0, 1) for every token and expert, as sharp as the trained scores: ignores the token.",
-        drawn=True,
-        learns=False,
-    ),
-    "uniform": Replacement(
-        _uniform,
-        "equal weights, experts by chance",
-        "Equal scores, at the mean of the trained ones; ties are broken at random for each token.",
-        drawn=True,
-        learns=False,
-    ),
-    "shuffled": Replacement(
-        shuffled,
-        "trained router, experts shuffled",
-        "The trained router, whose score of expert e goes to expert pi(e); pi is one cycle through all experts.",
-        drawn=True,
-    ),
-    "random": Replacement(
-        _random,
-        "random weights, as sharp",
-        "Weights N(0, 1) on the same features, with the sharpness and the mean of the trained scores.",
-        drawn=True,
-    ),
-    "layer": Replacement(
-        _weights_of("next_layer", "no other layer has a router that is a linear map"),
-        "the next layer's router",
-        "The weights of the next layer's router (for the last layer, the first's); expert numbers are unrelated.",
-    ),
-    "checkpoint": Replacement(
-        _weights_of("checkpoint", "the other checkpoint has no router of that name (--router_from)"),
-        "another checkpoint's router",
-        "The weights of the router of that name in another checkpoint.",
-        needs_checkpoint=True,
-    ),
-    "table": Replacement(
-        _table,
-        "table by token id, from other text",
-        "Scores log(n(id, e) + load of e), as sharp as the trained ones: the experts that other text chose for the id.",
-    ),
-    "top1": Replacement(
-        _top1,
-        "trained router, one expert a token",
-        "The trained router with one expert per token, weighted by the model's own rule.",
-    ),
-}
-#: Kinds that a user may ask for.
-REPLACEMENTS = {name: replacement for name, replacement in EVERY.items() if name != TRAINED}
+def kmeans(site: Site, random: np.random.Generator) -> Router | str:
+    """Returns the router whose scores fall with the squared distance from centres of k-means: 2 x c - c c, times f.
+
+    The term x x is equal for all experts, so a softmax does not see it.
+    """
+    if len(site.features) < site.experts:
+        return f"the other text has {len(site.features)} tokens, fewer than experts"
+    fitted = KMeans(site.experts, n_init=1, random_state=int(random.integers(1 << 31))).fit(site.features)
+    table = np.zeros((site.experts, site.experts), np.int64)
+    np.add.at(table, (site.scores.argmax(1), fitted.labels_), 1)
+    centres = fitted.cluster_centers_[matched(table)[1]].astype(np.float32)  # expert e has the cluster it matches
+    offset = -(centres**2).sum(1)
+    factor, shift = as_sharp(2 * site.features @ centres.T + offset, site)
+    return linear(Linear(2 * factor * centres.T, factor * offset + shift, None))

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from routed.trace.kinds import EVERY, TRAINED
 from routed.trace.numbers import bootstrap_weights, ratio
 from routed.trace.pages import paragraphs
-from routed.trace.replacements import EVERY, TRAINED
-from routed.trace.surgery import ALL, SurgeryResult
+from routed.trace.regret_results import summary as regret_summary
+from routed.trace.subsets import CHOICES, SHARES, SUBSETS, name_of
+from routed.trace.surgery_jobs import ALL, SurgeryResult
 from routed.trace.tokens import GROUPS
 
 #: The replacement that ignores the token: its loss is the worth of the trained router.
@@ -88,7 +90,7 @@ def _with_interval(form: str, value: float, low: float, high: float) -> str:
     return form.format(value) + (f" [{form.format(low)}, {form.format(high)}]" if low == low else "")
 
 
-def findings(result: SurgeryResult, worth: pd.DataFrame) -> list[str]:
+def findings(result: SurgeryResult, worth: pd.DataFrame, regret: pd.DataFrame) -> list[str]:
     """Returns sentences on the measured losses."""
     first, steps = worth.iloc[0], result.repair_steps
 
@@ -98,7 +100,7 @@ def findings(result: SurgeryResult, worth: pd.DataFrame) -> list[str]:
     replacements = [
         {"name": name, "label": replacement.label, "plain": plain, "repaired": repaired(name)}
         for name, replacement in EVERY.items()
-        if name not in (NOISE, TRAINED) and (plain := measured(worth, ALL, name)) is not None
+        if name not in (NOISE, TRAINED, *SUBSETS) and (plain := measured(worth, ALL, name)) is not None
     ]
     return paragraphs(
         "surgery_findings.j2",
@@ -109,10 +111,23 @@ def findings(result: SurgeryResult, worth: pd.DataFrame) -> list[str]:
         replacements=replacements,
         alone=_noise_alone(worth),
         kept_alone=_kept_alone(worth),
+        subsets=_subsets(worth),
+        regret=regret_summary(regret),
+        interval=_with_interval,
         nats=nats,
         signed=lambda row: nats(row, "{:+.3g}"),
         kept=kept_share,
     )
+
+
+def _subsets(worth: pd.DataFrame) -> list[dict[str, Any]]:
+    """Returns the measured rows of each share of kept experts, by how the experts were chosen, the largest first."""
+    by_share = []
+    for share in sorted(SHARES, reverse=True):
+        rows = {choice: measured(worth, ALL, name_of(choice, share)) for choice in CHOICES}
+        if rows["most"] is not None:
+            by_share.append({"share": f"{share:g}"} | rows)
+    return by_share
 
 
 def _noise_alone(worth: pd.DataFrame) -> dict[str, Any] | None:
@@ -144,7 +159,7 @@ def measured(worth: pd.DataFrame, layer: str, name: str, steps: int = 0) -> Any:
     return some.iloc[0] if len(some) else None
 
 
-def unsaid(result: SurgeryResult, worth: pd.DataFrame) -> list[str]:
+def unsaid(result: SurgeryResult, worth: pd.DataFrame, regret: pd.DataFrame) -> list[str]:
     """Returns sentences on the questions that this surgery cannot answer, with what would answer them."""
     failures = []
     for (name, steps, reason), rows in worth[worth.reason != ""].groupby(["router", "repaired", "reason"], sort=False):
@@ -156,4 +171,6 @@ def unsaid(result: SurgeryResult, worth: pd.DataFrame) -> list[str]:
         rows=len(next(iter(result.losses.values()))),
         has_drawn=any(EVERY[name].drawn for name in worth.router if name),
         failures=failures,
+        regret=regret_summary(regret),
+        without_regret={layer: text for layer, text in result.regret.items() if isinstance(text, str)},
     )
