@@ -50,10 +50,14 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def page_of(template: str, figures: Iterable[tuple[str, plots.Chart, str]], **values: Any) -> str:
-    """Returns the page of a template of this room, with figures (name, chart, caption) as inline SVG."""
-    embedded = [
+def embedded(figures: Iterable[tuple[str, plots.Chart, str]]) -> list[dict[str, Any]]:
+    """Returns figures (name, chart, caption) for a template: name, caption, and the chart as inline SVG."""
+    return [
         {"name": name, "caption": caption, "svg": Markup(wording.unique_ids(plots.svg(figure), name))}
         for name, figure, caption in figures
     ]
-    return wording.render(f"trace/{template}", figures=embedded, **values)
+
+
+def page_of(template: str, figures: Iterable[tuple[str, plots.Chart, str]], **values: Any) -> str:
+    """Returns the page of a template of this room, with figures (name, chart, caption) as inline SVG."""
+    return wording.render(f"trace/{template}", figures=embedded(figures), **values)
