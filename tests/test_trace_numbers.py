@@ -208,7 +208,7 @@ def test_the_page_opens_offline_and_says_every_number(analysed):
     page = (out / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!#|data:)', page)
     assert page.count("<svg") == 4 + 7 and all(
-        text.split(" (")[0].replace("'", "&#39;") in page for text in result["findings"]
+        text.split(". ")[0].replace("'", "&#39;") in page for text in result["findings"]
     )
     assert "keep its scores" not in page and "several checkpoints" in page
     assert set(result) == {"numbers", "maps", "loads", "between", "equal", "churn", "controls", "findings"}

@@ -5,6 +5,7 @@ Sentences of limits stand in unsaid.j2, those of findings in findings.j2.
 
 from __future__ import annotations
 
+import importlib.resources
 import os
 import pathlib
 from collections.abc import Sequence
@@ -22,9 +23,12 @@ from routed.trace.counts import BATCH
 from routed.trace.evidence import PERMUTATIONS, followed, short_names
 from routed.trace.figures import beside, draw
 from routed.trace.findings import Row, findings, overview
-from routed.trace.format import Trace, describe, read
+from routed.trace.format import Trace, describe, read, token_column
 from routed.trace.numbers import COLUMNS, common_name
 from routed.trace.pages import embedded, page_of, paragraphs
+from routed.trace.view import view_of
+from routed.trace.words import load as load_words
+from routed.trace.words import words_of
 from routed.trace.writing import write
 
 #: Start of a number's name -> the routing that chance is.
@@ -47,9 +51,9 @@ def analyse(
 ) -> dict[str, Any]:
     """Writes a trace of `scores` [layers, T, E] and its page into the folder `out`, and returns the tables.
 
-    All but scores and k is optional: `token_ids`, `sequence`, `labels={"language": [...]}` and other arguments of
-    `routed.trace.write`. Returned: `numbers` (a row for each layer and number: value, low, high, chance, told, hash),
-    `maps` label -> assignments [L, C, E], `loads` [L, E], `between` and `equal` [L, L], `churn`, `controls`,
+    All but scores and k is optional: `token_ids`, `sequence`, `labels={"language": [...]}`, `words` and other
+    arguments of `routed.trace.write`. Returned: `numbers` (a row for each layer and number: value, low, high, chance, told,
+    hash), `maps` label -> assignments [L, C, E], `loads` [L, E], `between` and `equal` [L, L], `churn`, `controls`,
     `findings`.
 
     Raises:
@@ -58,8 +62,13 @@ def analyse(
     return report([write(out, scores=scores, k=k, **arrays)], pathlib.Path(out) / "report.html", seed)
 
 
-def report(traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, seed: int = 0) -> dict[str, Any]:
-    """Writes the page of a trace, or of a model's checkpoints in order, and numbers.csv; returns as `analyse`."""
+def report(
+    traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, seed: int = 0, words: Any = None
+) -> dict[str, Any]:
+    """Writes the page of a trace, or of a model's checkpoints in order, and numbers.csv; returns as `analyse`.
+
+    `words` has the words of token ids, as in `words.words_of`, for traces that were written without.
+    """
     analysis = analyse_traces([trace if isinstance(trace, Trace) else read(trace) for trace in traces], seed)
     path, between, trace = files.folder(out), analysis.between, analysis.trace
     found = findings(analysis)
@@ -74,6 +83,7 @@ def report(traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, 
         tokens=analysis.tokens,
         found=[*zip(found, shown, strict=True)],
         overview=[_cells(row) for row in overview(analysis)],
+        **_view(analysis, words, seed),
         layer_names=short_names(trace.layers),
         permutations=PERMUTATIONS,
         unsaid=unsaid(analysis),
@@ -94,6 +104,27 @@ def report(traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, 
         "churn": analysis.churn,
         "controls": analysis.controls,
         "findings": sentences,
+    }
+
+
+def _view(analysis: Analysis, words: Any, seed: int) -> dict[str, Any]:
+    """Returns the values of view.html."""
+    trace, it = analysis.trace, next((row.layers for row in overview(analysis) if row.layers.strong.size), None)
+    known = load_words(trace.folder)
+    if words is not None and trace.has_ids:
+        known = words_of(words, np.unique(token_column(trace, "token")).tolist())
+    said = "" if known else "The trace has no words, so each token is shown by its "
+    if said:
+        said += (
+            "id: give words (a vocabulary or a tokenizer)." if trace.has_ids else "position: give token_ids and words."
+        )
+    package = importlib.resources.files("routed.trace")
+    return {
+        "view": view_of(analysis, known, seed),
+        "view_layer": it.top if it else 0,
+        "view_words": said,
+        "compared": len(analysis.traces) > 1,
+        "script": Markup(package.joinpath("view.js").read_text("utf-8")),
     }
 
 

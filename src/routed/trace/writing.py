@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from routed.system import files
+from routed.trace import words as words_file
 from routed.trace.arrays import Arrays, Choices, choices_of, half, refuse, token_table
 from routed.trace.features import Features, join, store
 from routed.trace.format import DESCRIPTION, LAYER_FILE, ROW_GROUP, TOKENS, Trace, describe, read
+from routed.trace.words import words_of
 
 PARTS = "parts"
 
@@ -33,6 +36,7 @@ def write(
     sequence: Arrays = None,
     position: Arrays = None,
     labels: Mapping[str, Arrays] | None = None,
+    words: Any = None,
     layers: Sequence[str] = (),
     keep_scores: bool = True,
     model: str = "",
@@ -46,9 +50,10 @@ def write(
     `scores` [layers, T, E] are outputs of the routers before any softmax. The experts of a token are its `k` highest,
     weighted by softmax probabilities, unless `experts` [layers, T, k] gives them (-1: none), with `weights` and
     `kept` of the same shape. The rest is optional: `token_ids`, `sequence` and `position` [T] (tokens of a sequence
-    stand together, in order), `labels` name -> [T]. Scores are stored as float16, or as float32 where they need it;
-    `keep_scores=False` leaves them out. `features` are inputs of the routers for some tokens, with the routers'
-    weights. A trace that is already in the folder is replaced.
+    stand together, in order), `labels` name -> [T], and `words` of the token ids: a list by id, a dict, or a tokenizer
+    (`words.words_of`). Scores are stored as float16, or as float32 where they need it; `keep_scores=False` leaves them
+    out. `features` are inputs of the routers for some tokens, with the routers' weights. A trace that is already in
+    the folder is replaced.
 
     Raises:
       UserError: shapes do not agree, scores or features are not finite, an expert is beyond the count, a row has no
@@ -60,6 +65,9 @@ def write(
         refuse(f"layers names {len(layers)} layers, the arrays have {choices.layers}")
     by_token = {"token_ids": token_ids, "sequence": sequence, "position": position}
     table = token_table(choices.tokens, by_token, labels or {})
+    if words is not None and token_ids is None:
+        refuse("words are those of token ids: give token_ids too")
+    known = {} if words is None else words_of(words, pc.unique(table["token"]).to_pylist())
     trace = Trace(
         folder=files.folder(out),
         layers=tuple(map(str, layers or range(choices.layers))),
@@ -77,7 +85,7 @@ def write(
         has_features=features is not None,
         has_positions=position is not None,
     )
-    _write_files(trace, choices, table, features)
+    _write_files(trace, choices, table, features, known)
     return trace
 
 
@@ -120,6 +128,7 @@ def finish(out: str | os.PathLike) -> Trace:
     if first.has_features:
         begins = np.cumsum([0, *(part.tokens for part in parts[:-1])])
         join([(part.folder, int(begin)) for part, begin in zip(parts, begins, strict=True)], folder, len(first.layers))
+    words_file.store(folder, {token: word for part in parts for token, word in words_file.load(part.folder).items()})
     whole = first._replace(folder=folder, tokens=sum(part.tokens for part in parts))
     files.write(folder / DESCRIPTION, describe(whole))
     files.remove(folder / PARTS)
@@ -142,7 +151,9 @@ def _join_layer(sources: list[pathlib.Path], path: pathlib.Path) -> None:
                     writer.write_table(file.read_row_group(group).cast(schema))
 
 
-def _write_files(trace: Trace, choices: Choices, table: pa.Table, features: Features | None) -> None:
+def _write_files(
+    trace: Trace, choices: Choices, table: pa.Table, features: Features | None, known: Mapping[int, str]
+) -> None:
     with files.explained(trace.folder):
         trace.folder.mkdir(parents=True, exist_ok=True)
         (trace.folder / DESCRIPTION).unlink(missing_ok=True)
@@ -151,6 +162,7 @@ def _write_files(trace: Trace, choices: Choices, table: pa.Table, features: Feat
         files.write(trace.path(layer), functools.partial(_write_layer, choices.of_layer(layer)))
     if features is not None:
         store(trace.folder, features, choices.layers, choices.tokens, choices.experts)
+    words_file.store(trace.folder, known)
     files.write(trace.folder / DESCRIPTION, describe(trace))
 
 
