@@ -17,6 +17,9 @@ LARGEST_HALF = 65504.0
 #: A larger expert number would be stored as another expert, or as none.
 MOST_EXPERTS = np.iinfo(np.int16).max
 
+#: No known model has more layers with routers, or more experts in a layer; more of them than tokens are refused.
+MANY_LAYERS, MANY_EXPERTS = 128, 1024
+
 Arrays = Any  # NumPy, JAX or torch, or a sequence of them, one per layer
 
 
@@ -66,6 +69,7 @@ def choices_of(given: Mapping[str, Arrays], k: int | None, num_experts: Any, kee
     if not given.keys() & {"scores", "experts"}:
         refuse("neither scores nor experts are given")
     shapes = _shapes_of(given)
+    _check_axes(shapes)
     experts, k = _sizes(given, shapes, k, num_experts)
     columns = {_COLUMN[name] for name in given} | {"expert"} | ({"weight"} if "experts" not in given else set())
     columns -= set() if keep_scores else {"scores"}
@@ -109,6 +113,18 @@ def _shapes_of(given: Mapping[str, Arrays]) -> dict[str, tuple[int, ...]]:
                 f"{column} has shape {list(shapes[name])}: it must be the shape of experts, which is {list(experts)}"
             )
     return shapes
+
+
+def _check_axes(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses axes that stand in another order, before their layers are read: 6,000 layers of 3 tokens take 10 GB."""
+    for name, (layers, tokens, last) in shapes.items():
+        axes = f"[layers, tokens, {'experts' if name == 'scores' else 'k'}]"
+        if layers > max(MANY_LAYERS, tokens):
+            text = f"{name} has {layers:,} layers of {tokens:,} tokens: its axes must be {axes}"
+            refuse(f"{text}; if tokens come first, give {name}.swapaxes(0, 1)")
+        if last > max(MANY_EXPERTS, tokens):
+            text = f"{name} has {tokens:,} tokens with {last:,} entries each: its axes must be {axes}"
+            refuse(f"{text}; if tokens come last, give {name}.swapaxes(1, 2)")
 
 
 def _sizes(given: Mapping[str, Arrays], shapes: Mapping[str, Any], k: int | None, num_experts: Any) -> tuple[int, int]:

@@ -34,6 +34,7 @@ def capture(
     out: str | os.PathLike,
     *,
     names: Sequence[str] | None = None,
+    words: Any = None,
     batch_size: int = 8,
     routers: str = "",
     k: int = 0,
@@ -43,8 +44,8 @@ def capture(
 ) -> list[Trace]:
     """Runs `model` (of transformers) on rows of token ids of one length, and writes its routers' choices to `out`.
 
-    `names` has the file of each row, for the label `file`. The same call continues a killed capture, and reads a
-    finished one. Returns one trace, or two of an encoder-decoder.
+    `names` has the file of each row, for the label `file`; `words` is the tokenizer, for the words of ids. The same
+    call continues a killed capture, and reads a finished one. Returns one trace, or two of an encoder-decoder.
 
     Raises:
       UserError: the architecture is unknown, the model lacks a token id, or `out` holds a capture of other rows or
@@ -82,6 +83,7 @@ def capture(
                     **{key: [columns[member][key] for member in members] for key in columns[members[0]]},
                     **_token_arrays(part, begin, names),
                     layers=members,
+                    words=words,
                     num_experts=columns[members[0]]["scores"].shape[1],
                     features=Features(sampled, values, *zip(*weights, strict=True)) if all(weights) else None,
                     **described,

@@ -23,6 +23,8 @@ SCORED = 1 << 16
 BATCH = 4096
 #: Cells of a table above which one shuffle is counted instead of several.
 LARGE = 1 << 23
+#: Cells of the tables of pairs in all groups (half a GiB), above which pairs are not counted.
+PAIRS = 1 << 27
 #: Capacity factors whose drops are counted.
 FACTORS = (1.0, 1.25, 2.0)
 
@@ -86,7 +88,8 @@ def count(stream: Stream, tokens: Tokens, conditional: Conditional | None) -> Co
     """Returns the counts of a stream."""
     experts, groups = stream.experts, tokens.groups
     load, sums = np.zeros((groups, experts), np.int64), Sums(groups)
-    pairs = np.zeros((groups, experts, experts), np.int32) if stream.k > 1 else None
+    fits = groups * experts**2 <= PAIRS
+    pairs = np.zeros((groups, experts, experts), np.int32) if stream.k > 1 and fits else None
     sums["tokens"] = np.bincount(tokens.group, minlength=groups)
     tables = {name: np.zeros((2 * size, experts), np.int32) for name, size in tokens.counts.items()}
     shuffled = {

@@ -40,8 +40,13 @@ def findings(analysis: Analysis) -> list[Finding]:
 
 
 def overview(analysis: Analysis) -> list[Row]:
-    """Returns what experts can follow: the token id, each label, each label given the token id, and the position."""
-    table, loads = analysis.table, [information.entropy(load) for load in analysis.loads]
+    """Returns what experts can follow: the token id, each label, each label given the token id, and the position.
+
+    The k experts of a token differ, so they leave ln k nats of the experts' entropy open, whatever decides them. With
+    numbers of experts that differ, k is their mean: E[k ln k] / E[k] is larger than ln E[k].
+    """
+    table, tokens = analysis.table, analysis.trace.tokens
+    loads = [max(information.entropy(load) - np.log(max(load.sum() / tokens, 1)), 0) for load in analysis.loads]
     codes = [("token id", "token"), *((label, label) for label in analysis.trace.labels), ("position", "position")]
     rows = []
     for name, code in codes:

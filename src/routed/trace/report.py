@@ -52,9 +52,9 @@ def analyse(
     """Writes a trace of `scores` [layers, T, E] and its page into the folder `out`, and returns the tables.
 
     All but scores and k is optional: `token_ids`, `sequence`, `labels={"language": [...]}`, `words` and other
-    arguments of `routed.trace.write`. Returned: `numbers` (a row for each layer and number: value, low, high, chance, told,
-    hash), `maps` label -> assignments [L, C, E], `loads` [L, E], `between` and `equal` [L, L], `churn`, `controls`,
-    `findings`.
+    arguments of `routed.trace.write`. Returned: `numbers` (a row for each layer and number: value, low, high, chance,
+    hash, told), `maps` label -> assignments [L, C, E], `loads` [L, E], `between` and `equal` [L, L], `churn`,
+    `controls`, `findings`.
 
     Raises:
       UserError: as `routed.trace.write`.

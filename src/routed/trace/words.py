@@ -16,12 +16,11 @@ import sentencepiece
 from routed.contracts import UserError
 from routed.system import files
 from routed.trace.format import damaged
+from routed.trace.model_inputs import BYTES
 
 FILE = "words.parquet"
 #: Letters of a word that are kept.
 LONGEST = 64
-#: The name of the tokenizer whose ids are bytes.
-BYTES = "bytes"
 #: What `words` may be.
 KINDS = (
     "give a list of words by id, a dict id -> word, a tokenizer of transformers, its folder, a SentencePiece .model, "
