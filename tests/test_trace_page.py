@@ -167,7 +167,7 @@ def test_text_of_any_kind_reaches_the_page_as_text(tmp_path):
     vocabulary = [*HOSTILE, *(f"w{i}" for i in range(IDS))]
     evil = np.where(LABEL == "de", "</script><img src=x>", "en")
     routed.analyse(experts=planted("token"), num_experts=EXPERTS, token_ids=TOKEN, sequence=SEQUENCE,
-                   labels={"<b>label": evil}, words=vocabulary, layers=["</script>0"], out=tmp_path)  # fmt: skip
+                   labels={"<b>label": evil}, vocabulary=vocabulary, layers=["</script>0"], out=tmp_path)  # fmt: skip
     page = (tmp_path / "report.html").read_text("utf-8")
     assert page.count("<script") == 2 and page.count("</script") == 2 and "<img" not in page and "<b>label" not in page
     assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", page)
@@ -200,7 +200,7 @@ def test_the_view_has_the_experts_of_the_trace(tmp_path):
     assert [names[code] for code in data["labels"]["language"]["code"]] == LABEL[rows].tolist()
     starts = np.cumsum([0, *(e["tokens"] for e in data["excerpts"])])[:-1]
     assert abs((LABEL[rows][starts] == "de").sum() - len(starts) / 2) <= 1  # as many of each label
-    assert "shown by its id: give words" in (tmp_path / "report.html").read_text("utf-8")
+    assert "shown by its id: give vocabulary" in (tmp_path / "report.html").read_text("utf-8")
 
 
 def test_the_view_is_bounded_and_shows_what_changed(tmp_path):
@@ -258,17 +258,17 @@ def test_words_of_own_tokenizers():
 def test_a_trace_keeps_the_words_of_its_ids(tmp_path):
     given = {"experts": planted("token"), "num_experts": EXPERTS, "token_ids": TOKEN}
     vocabulary = [f"w{i}" for i in range(1000)]
-    stored = trace.write(tmp_path / "a", words=vocabulary, **given)
+    stored = trace.write(tmp_path / "a", vocabulary=vocabulary, **given)
     assert words.load(stored.folder) == {i: f"w{i}" for i in range(IDS)}  # and not all thousand
     for begin in (0, 960):
         here = slice(begin, begin + 960)
         part = {"experts": given["experts"][:, here], "num_experts": EXPERTS, "token_ids": TOKEN[here]}
-        trace.append(tmp_path / "b", words=vocabulary, **part)
+        trace.append(tmp_path / "b", vocabulary=vocabulary, **part)
     assert words.load(trace.finish(tmp_path / "b").folder) == words.load(stored.folder)
     trace.write(tmp_path / "a", **given)
     assert words.load(tmp_path / "a") == {}  # those of the trace before are not this trace's
-    with pytest.raises(UserError, match="words are those of token ids: give token_ids too"):
-        trace.write(tmp_path / "c", experts=given["experts"], num_experts=EXPERTS, words=vocabulary)
+    with pytest.raises(UserError, match="vocabulary: its words are those of token ids: give token_ids too"):
+        trace.write(tmp_path / "c", experts=given["experts"], num_experts=EXPERTS, vocabulary=vocabulary)
     (stored.folder / words.FILE).write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"words.parquet is damaged"):
         words.load(stored.folder)
@@ -278,7 +278,7 @@ def test_the_command_takes_words(tmp_path, monkeypatch):
     trace.write(tmp_path / "t", experts=planted("token"), num_experts=EXPERTS, token_ids=TOKEN, sequence=SEQUENCE)
     (tmp_path / "vocabulary.txt").write_text("\n".join(f"word{i}" for i in range(IDS)), "utf-8")
     monkeypatch.setattr(command.files, "tell", lambda text: None)
-    command.flags.FLAGS(["trace", f"--words={tmp_path / 'vocabulary.txt'}"])
+    command.flags.FLAGS(["trace", f"--vocabulary={tmp_path / 'vocabulary.txt'}"])
     try:
         command.main(["trace", "report", str(tmp_path / "t")])
     finally:

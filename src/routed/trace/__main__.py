@@ -1,6 +1,6 @@
 """Routing traces: choices of the routers of any Mixture-of-Experts model.
 
-    routed trace report DIR... [--out=FILE] [--words=TOKENIZER]     (or python -m routed.trace report ...)
+    routed trace report DIR... [--out=FILE] [--vocabulary=TOKENIZER]     (or python -m routed.trace report ...)
     routed trace capture --model=PATH_OR_NAME --text=FILE... --out=DIR
     routed trace surgery --model=PATH_OR_NAME --text=FILE... --out=DIR
 
@@ -58,11 +58,11 @@ SEED = flags.DEFINE_integer("seed", 0, "surgery: seed of the draws.", lower_boun
 FROM = flags.DEFINE_string(
     "router_from", "", "surgery: another checkpoint of the model, whose routers replace the model's own."
 )
-WORDS = flags.DEFINE_string(
-    "words", "", "report: words of the token ids: a tokenizer's folder or name, a .model, .json or .txt, or bytes."
+VOCABULARY = flags.DEFINE_string(
+    "vocabulary", "", "report: words of the token ids: a tokenizer's folder or name, a .model, .json or .txt, or bytes."
 )
 USAGE = (
-    "usage: routed trace report DIR... [--out=FILE] [--words=TOKENIZER], or routed trace capture|surgery "
+    "usage: routed trace report DIR... [--out=FILE] [--vocabulary=TOKENIZER], or routed trace capture|surgery "
     "--model=PATH_OR_NAME --text=FILE... --out=DIR"
 )
 
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
 
         folders = [files.folder(name) for name in rest]
         out = files.folder(OUT.value) if OUT.value else folders[-1] / "report.html"
-        tables = report(folders, out, words=WORDS.value or None)
+        tables = report(folders, out, vocabulary=VOCABULARY.value or None)
         files.tell("\n".join([*tables["findings"], f"wrote {out}"]))
     elif command in ("capture", "surgery") and not rest:
         for flag in (MODEL, TEXT, OUT):
@@ -98,7 +98,7 @@ def _capture() -> None:
         rows,
         OUT.value,
         names=names,
-        words=tokenizer,
+        vocabulary=tokenizer,
         batch_size=BATCH.value,
         routers=ROUTERS.value,
         k=EXPERTS.value,

@@ -34,7 +34,7 @@ def capture(
     out: str | os.PathLike,
     *,
     names: Sequence[str] | None = None,
-    words: Any = None,
+    vocabulary: Any = None,
     batch_size: int = 8,
     routers: str = "",
     k: int = 0,
@@ -44,7 +44,7 @@ def capture(
 ) -> list[Trace]:
     """Runs `model` (of transformers) on rows of token ids of one length, and writes its routers' choices to `out`.
 
-    `names` has the file of each row, for the label `file`; `words` is the tokenizer, for the words of ids. The same
+    `names` has the file of each row, for the label `file`; `vocabulary` is the tokenizer. The same
     call continues a killed capture, and reads a finished one. Returns one trace, or two of an encoder-decoder.
 
     Raises:
@@ -66,7 +66,7 @@ def capture(
     if done := min(map(parts_of, stacks)):
         log.info("continuing behind %d parts of %d rows", done, size)
     share = max(1, MOST_TOKENS * size // max(len(rows), size))  # tokens of a part whose features are kept
-    described = {"keep_scores": keep_scores, "model": name, "source": source}
+    described = {"keep_scores": keep_scores, "model": name, "source": source, "vocabulary": vocabulary}
     model.eval()
     with torch.no_grad(), listening(modules) as outputs:
         for begin in range(done * size, len(rows), size):
@@ -83,7 +83,6 @@ def capture(
                     **{key: [columns[member][key] for member in members] for key in columns[members[0]]},
                     **_token_arrays(part, begin, names),
                     layers=members,
-                    words=words,
                     num_experts=columns[members[0]]["scores"].shape[1],
                     features=Features(sampled, values, *zip(*weights, strict=True)) if all(weights) else None,
                     **described,

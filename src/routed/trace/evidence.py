@@ -68,14 +68,14 @@ def left_by_ids(tokens: Tokens, conditional: Conditional | None, name: str) -> f
 class Followed(NamedTuple):
     """One number over layers: arrays [L] of its value, its chance, and the largest value that is possible.
 
-    `told` is by layer; None if the trace has no intervals.
+    `is_told` is by layer; None if the trace has no intervals.
     """
 
     value: np.ndarray
     chance: np.ndarray
     most: np.ndarray
     hash: np.ndarray
-    told: np.ndarray | None
+    is_told: np.ndarray | None
 
     @property
     def beyond(self) -> np.ndarray:
@@ -90,27 +90,27 @@ class Followed(NamedTuple):
     @property
     def strong(self) -> np.ndarray:
         """Layers that follow: told from chance, and at least `FOLLOWS` of what is possible."""
-        return np.flatnonzero(self._is_told & (self.share >= FOLLOWS))
+        return np.flatnonzero(self._sure & (self.share >= FOLLOWS))
 
     @property
     def weak(self) -> np.ndarray:
         """Layers that are told from chance and have less than `FOLLOWS` of what is possible."""
-        return np.flatnonzero(self._is_told & (self.share < FOLLOWS))
+        return np.flatnonzero(self._sure & (self.share < FOLLOWS))
 
     @property
     def untold(self) -> np.ndarray:
         """Layers that are not told from chance."""
-        return np.flatnonzero(~self._is_told)
+        return np.flatnonzero(~self._sure)
 
     @property
     def top(self) -> int:
         """The layer with the largest value beyond chance, among those that are told from chance if there are any."""
         beyond = self.beyond
-        return int(np.where(self._is_told, beyond, -1.0).argmax() if self._is_told.any() else beyond.argmax())
+        return int(np.where(self._sure, beyond, -1.0).argmax() if self._sure.any() else beyond.argmax())
 
     @property
-    def _is_told(self) -> np.ndarray:
-        return np.zeros(len(self.value), bool) if self.told is None else self.told
+    def _sure(self) -> np.ndarray:
+        return np.zeros(len(self.value), bool) if self.is_told is None else self.is_told
 
 
 def followed(table: pd.DataFrame, number: str, most: np.ndarray | float = np.inf) -> Followed | None:
@@ -118,7 +118,7 @@ def followed(table: pd.DataFrame, number: str, most: np.ndarray | float = np.inf
     rows = table[table.number == number]
     if not len(rows):
         return None
-    can = all(one is not None for one in rows.told)
+    can = rows.told.notna().all()
     values = (rows[column].to_numpy(float) for column in ("value", "chance", "hash"))
     value, chance, hashed = values
     limit = np.broadcast_to(np.asarray(most, float), value.shape)

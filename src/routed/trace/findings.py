@@ -11,7 +11,7 @@ import pandas as pd
 from routed.metrics import information
 from routed.trace.analysis import Analysis
 from routed.trace.evidence import NAMED, Followed, among, followed, short_names
-from routed.trace.pages import paragraphs
+from routed.trace.sentences import paragraphs
 
 #: Share of a number above which a hash of the token id counts as good as the router.
 AS_GOOD = 0.8
@@ -77,27 +77,27 @@ def _follows(analysis: Analysis) -> Iterator[Finding]:
     for number, row in rows.items():
         if not number.startswith("mi."):
             continue
-        code, it = number.removeprefix("mi."), row.layers
-        given = rows.get(f"given.{code}")
+        code, layers = number.removeprefix("mi."), row.layers
+        given, by_hash = rows.get(f"given.{code}"), layers.hash[layers.top] - layers.chance[layers.top]
         yield _said(
             "follows",
             analysis,
             number,
             name=row.name,
-            it=it,
+            it=layers,
             by_sequence=analysis.tokens.by_sequence[code] is not None,
             table=followed(analysis.table, "table.token") if code == "token" else None,
             named=code in analysis.left and given is None and analysis.left[code] == analysis.left[code],
-            beyond_ids=_beyond_ids(it, given.layers) if given else None,
+            beyond_ids=_beyond_ids(layers, given.layers) if given else None,
             given=given.layers if given else None,
-            hash_is_as_good=bool(it.hash[it.top] - it.chance[it.top] >= AS_GOOD * it.beyond[it.top]),
+            hash_is_as_good=bool(by_hash >= AS_GOOD * layers.beyond[layers.top]),
         )
 
 
-def _beyond_ids(it: Followed, given: Followed) -> dict[str, np.ndarray]:
+def _beyond_ids(label: Followed, given: Followed) -> dict[str, np.ndarray]:
     """Returns the layers that follow a label beyond the token id, and those that do through the id alone."""
-    both = np.intersect1d(it.strong, np.union1d(given.strong, given.weak))
-    return {"beyond": both, "alone": np.setdiff1d(it.strong, both)}
+    both = np.intersect1d(label.strong, np.union1d(given.strong, given.weak))
+    return {"beyond": both, "alone": np.setdiff1d(label.strong, both)}
 
 
 def _load(analysis: Analysis) -> Iterator[Finding]:
@@ -124,8 +124,8 @@ def _next(analysis: Analysis) -> Iterator[Finding]:
         return
     neighbours = None
     if analysis.routers is not None:
-        own, chance = analysis.routers
-        neighbours = {"value": np.diagonal(own, 1), "chance": chance[:-1]}
+        shares, chance = analysis.routers
+        neighbours = {"value": np.diagonal(shares, 1), "chance": chance[:-1]}
     yield _said("next", analysis, "next", it=following, alike=alike, neighbours=neighbours)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,8 +117,7 @@ def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE) -> Iter
     Raises:
       UserError: the file is damaged.
     """
-    counts = [trace.experts if column == "scores" else trace.k for column in columns]
-    names = {column: [f"{column}_{i}" for i in range(n)] for column, n in zip(columns, counts, strict=True)}
+    names = _flat_names(trace, columns)
     flat_columns = [name for flat in names.values() for name in flat]
     try:
         with pq.ParquetFile(trace.path(layer)) as file:
@@ -129,6 +128,33 @@ def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE) -> Iter
                 )
     except (pa.ArrowInvalid, OSError, KeyError) as error:
         raise damaged(trace.path(layer), error) from error
+
+
+def rows_of(trace: Trace, layer: int, where: np.ndarray, *columns: str) -> Arrays:
+    """Returns a layer's columns for the tokens `where` [n], which ascend; row groups without them are not read.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    names, parts, begin = _flat_names(trace, columns), list[pa.Table](), 0
+    try:
+        with pq.ParquetFile(trace.path(layer)) as file:
+            for group in range(file.num_row_groups):
+                stop = begin + file.metadata.row_group(group).num_rows
+                here = where[slice(*np.searchsorted(where, (begin, stop)))] - begin
+                if len(here):
+                    flat = [name for of_column in names.values() for name in of_column]
+                    parts.append(file.read_row_group(group, columns=flat).take(here))
+                begin = stop
+        table = pa.concat_tables(parts)
+        return tuple(np.stack([table.column(name).to_numpy() for name in flat], axis=1) for flat in names.values())
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise damaged(trace.path(layer), error) from error
+
+
+def _flat_names(trace: Trace, columns: Sequence[str]) -> dict[str, list[str]]:
+    counts = [trace.experts if column == "scores" else trace.k for column in columns]
+    return {column: [f"{column}_{i}" for i in range(n)] for column, n in zip(columns, counts, strict=True)}
 
 
 def with_slices(stripes: Iterable[Arrays]) -> Iterator[tuple[slice, Arrays]]:

@@ -25,7 +25,8 @@ from routed.trace.figures import beside, draw
 from routed.trace.findings import Row, findings, overview
 from routed.trace.format import Trace, describe, read, token_column
 from routed.trace.numbers import COLUMNS, common_name
-from routed.trace.pages import embedded, page_of, paragraphs
+from routed.trace.pages import embedded, page_of
+from routed.trace.sentences import paragraphs
 from routed.trace.view import view_of
 from routed.trace.words import load as load_words
 from routed.trace.words import words_of
@@ -51,7 +52,7 @@ def analyse(
 ) -> dict[str, Any]:
     """Writes a trace of `scores` [layers, T, E] and its page into the folder `out`, and returns the tables.
 
-    All but scores and k is optional: `token_ids`, `sequence`, `labels={"language": [...]}`, `words` and other
+    All but scores and k is optional: `token_ids`, `sequence`, `labels={"language": [...]}`, `vocabulary` and other
     arguments of `routed.trace.write`. Returned: `numbers` (a row for each layer and number: value, low, high, chance,
     hash, told), `maps` label -> assignments [L, C, E], `loads` [L, E], `between` and `equal` [L, L], `churn`,
     `controls`, `findings`.
@@ -63,27 +64,27 @@ def analyse(
 
 
 def report(
-    traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, seed: int = 0, words: Any = None
+    traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, seed: int = 0, vocabulary: Any = None
 ) -> dict[str, Any]:
     """Writes the page of a trace, or of a model's checkpoints in order, and numbers.csv; returns as `analyse`.
 
-    `words` has the words of token ids, as in `words.words_of`, for traces that were written without.
+    `vocabulary` has the words of token ids, as in `words.words_of`, for traces that were written without.
     """
     analysis = analyse_traces([trace if isinstance(trace, Trace) else read(trace) for trace in traces], seed)
     path, between, trace = files.folder(out), analysis.between, analysis.trace
-    found = findings(analysis)
-    shown = [embedded(beside(analysis, finding.numbers)) for finding in found]
-    sentences = [f"{finding.text} {finding.more}".strip() for finding in found]
+    results = findings(analysis)
+    shown = [embedded(beside(analysis, finding.numbers)) for finding in results]
+    sentences = [f"{finding.text} {finding.more}".strip() for finding in results]
     content = page_of(
         "report.html",
-        draw(analysis, without=[number for finding in found for number in finding.numbers]),
+        draw(analysis, without=[number for finding in results for number in finding.numbers]),
         title=f"Routing of {trace.model or trace.folder.resolve().name}",
         source=trace.source,
         trace=trace,
         tokens=analysis.tokens,
-        found=[*zip(found, shown, strict=True)],
+        found=[*zip(results, shown, strict=True)],
         overview=[_cells(row) for row in overview(analysis)],
-        **_view(analysis, words, seed),
+        **_view(analysis, vocabulary, seed),
         layer_names=short_names(trace.layers),
         permutations=PERMUTATIONS,
         unsaid=unsaid(analysis),
@@ -107,21 +108,18 @@ def report(
     }
 
 
-def _view(analysis: Analysis, words: Any, seed: int) -> dict[str, Any]:
+def _view(analysis: Analysis, vocabulary: Any, seed: int) -> dict[str, Any]:
     """Returns the values of view.html."""
-    trace, it = analysis.trace, next((row.layers for row in overview(analysis) if row.layers.strong.size), None)
-    known = load_words(trace.folder)
-    if words is not None and trace.has_ids:
-        known = words_of(words, np.unique(token_column(trace, "token")).tolist())
-    said = "" if known else "The trace has no words, so each token is shown by its "
-    if said:
-        said += (
-            "id: give words (a vocabulary or a tokenizer)." if trace.has_ids else "position: give token_ids and words."
-        )
+    trace, strongest = analysis.trace, next((row.layers for row in overview(analysis) if row.layers.strong.size), None)
+    texts = load_words(trace.folder)
+    if vocabulary is not None and trace.has_ids:
+        texts = words_of(vocabulary, np.unique(token_column(trace, "token")).tolist())
+    missing = "id: give vocabulary (words by id, or a tokenizer)" if trace.has_ids else "position: give token_ids"
+    said = "" if texts else f"The trace has no words, so each token is shown by its {missing}."
     package = importlib.resources.files("routed.trace")
     return {
-        "view": view_of(analysis, known, seed),
-        "view_layer": it.top if it else 0,
+        "view": view_of(analysis, texts, seed),
+        "view_layer": strongest.top if strongest else 0,
         "view_words": said,
         "compared": len(analysis.traces) > 1,
         "script": Markup(package.joinpath("view.js").read_text("utf-8")),
@@ -164,8 +162,8 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _cells(row: Row) -> dict[str, Any]:
     """Returns a row of the overview for the template: a share in percent for each layer, or None: not told."""
-    told = np.zeros(len(row.layers.value), bool) if row.layers.told is None else row.layers.told
-    shares = [round(100 * float(share)) if yes else None for share, yes in zip(row.layers.share, told, strict=True)]
+    sure = np.zeros(len(row.layers.value), bool) if row.layers.is_told is None else row.layers.is_told
+    shares = [round(100 * float(share)) if yes else None for share, yes in zip(row.layers.share, sure, strict=True)]
     return {"name": row.name, "shares": shares}
 
 
@@ -181,7 +179,7 @@ def _as_html(table: pd.DataFrame) -> Markup:
         _number(value) + (f" [{_number(low)}, {_number(high)}]" if low == low else "") for value, low, high in ends
     ]
     if "told" in shown:
-        shown["told"] = ["–" if told is None else "yes" if told else "no" for told in shown.told]
+        shown["told"] = ["–" if sure is None else "yes" if sure else "no" for sure in shown.told]
     for name in ("chance", "hash", "alike", "alike_chance", "router_alone"):
         if name in shown:
             shown[name] = [_number(value) for value in np.asarray(shown[name], float)]

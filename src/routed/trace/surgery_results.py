@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from routed.trace.numbers import bootstrap_weights, ratio
-from routed.trace.pages import paragraphs
 from routed.trace.replacements import EVERY, TRAINED
+from routed.trace.sentences import paragraphs
 from routed.trace.surgery import ALL, SurgeryResult
 from routed.trace.tokens import GROUPS
 

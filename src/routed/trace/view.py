@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from routed.trace.analysis import Analysis
-from routed.trace.format import Trace, stripes, token_column, with_slices
+from routed.trace.format import Trace, rows_of, stripes, token_column, with_slices
 
 #: Bytes of the view's numbers on the page; tokens and experts of a token that it shows at most.
 BYTES, TOKENS, SHOWN = 700_000, 4096, 8
@@ -26,7 +26,7 @@ CHANGED = 1 / 3
 WORD, NAME = 24, 60
 
 
-def view_of(analysis: Analysis, words: Mapping[int, str], seed: int = 0) -> Markup:
+def view_of(analysis: Analysis, texts: Mapping[int, str], seed: int = 0) -> Markup:
     """Returns the data of the view as JSON for a script element: excerpts, words, and experts by layer and token."""
     trace, before = analysis.trace, analysis.traces[-2] if len(analysis.traces) > 1 else None
     columns = [name for name in ("weight", "scores") if name in trace.columns]
@@ -38,8 +38,8 @@ def view_of(analysis: Analysis, words: Mapping[int, str], seed: int = 0) -> Mark
     position, data = token_column(trace, "position")[where], dict[str, Any]()
     if trace.has_ids:
         ids, token = np.unique(token_column(trace, "token")[where], return_inverse=True)
-        data["ids"], data["words"] = ids.tolist(), [visible(words.get(int(i), f"{i}"), WORD) for i in ids]
-        data["token"], data["textual"] = token.tolist(), bool(words)
+        data["ids"], data["words"] = ids.tolist(), [visible(texts.get(int(i), f"{i}"), WORD) for i in ids]
+        data["token"], data["textual"] = token.tolist(), bool(texts)
     data |= {
         "layers": list(trace.layers),
         "experts": trace.experts,
@@ -106,7 +106,7 @@ def _excerpts(
 ) -> tuple[list[dict[str, Any]], np.ndarray]:
     """Returns excerpts, and the rows of the trace in them: windows of sequences, as many of each label as of another.
 
-    The first window of a sequence comes before its others. Windows with most changes come first of all.
+    The first window of a sequence comes before its values_of. Windows with most changes come first of all.
     """
     tokens, random = analysis.tokens, np.random.default_rng(seed)
     length = int(np.clip(most // 24, SHORTEST, LONGEST))
@@ -147,18 +147,14 @@ def _arrays(trace: Trace, where: np.ndarray, columns: Sequence[str], shown: int,
     back = np.argsort(order, kind="stable")
     experts, values = [], {name: list[np.ndarray]() for name in columns}
     for layer in range(len(trace.layers)):
-        taken: list[list[np.ndarray]] = []
-        for here, arrays in with_slices(stripes(trace, layer, "expert", *columns)):
-            low, high = np.searchsorted(where[order], (here.start, here.stop))
-            taken.append([array[where[order][low:high] - here.start] for array in arrays])
-        expert, *rest = (np.concatenate(parts)[back] for parts in zip(*taken, strict=True))
-        others = dict(zip(columns, rest, strict=True))
-        if "scores" in others:
-            others["scores"] = np.take_along_axis(others["scores"], np.maximum(expert, 0).astype(np.int64), 1)
-        rank = np.where(expert >= 0, -others.get("weight", np.zeros(expert.shape)), np.inf)
+        expert, *rest = (array[back] for array in rows_of(trace, layer, where[order], "expert", *columns))
+        values_of = dict(zip(columns, rest, strict=True))
+        if "scores" in values_of:
+            values_of["scores"] = np.take_along_axis(values_of["scores"], np.maximum(expert, 0).astype(np.int64), 1)
+        rank = np.where(expert >= 0, -values_of.get("weight", np.zeros(expert.shape)), np.inf)
         first = np.argsort(rank, axis=1, kind="stable")[:, :shown]
         experts.append(np.take_along_axis(expert, first, 1))
-        for name, array in others.items():
+        for name, array in values_of.items():
             values[name].append(np.take_along_axis(array, first, 1).astype(float))
     data: dict[str, Any] = {"expert": _base64((np.stack(experts) + 1).astype(f"<u{wide}"))}
     for name, by_layer in values.items():

@@ -21,7 +21,7 @@ from routed.trace.model_inputs import BYTES
 FILE = "words.parquet"
 #: Letters of a word that are kept.
 LONGEST = 64
-#: What `words` may be.
+#: What `vocabulary` may be.
 KINDS = (
     "give a list of words by id, a dict id -> word, a tokenizer of transformers, its folder, a SentencePiece .model, "
     "a .json or .txt vocabulary, or 'bytes'"
@@ -40,15 +40,15 @@ def words_of(source: Any, ids: Iterable[int]) -> dict[int, str]:
     if hasattr(source, "convert_ids_to_tokens"):
         return {token: _of_transformers(source, token)[:LONGEST] for token in wanted}
     if isinstance(source, Mapping):
-        found = {token: source[token] for token in wanted if token in source}
+        texts = {token: source[token] for token in wanted if token in source}
     elif isinstance(source, Sequence):
-        found = {token: source[token] for token in wanted if token < len(source)}
+        texts = {token: source[token] for token in wanted if token < len(source)}
     else:
-        raise UserError(f"words: {type(source).__name__} is no vocabulary: {KINDS}")
-    for token, word in found.items():
+        raise UserError(f"vocabulary: {type(source).__name__} is no vocabulary: {KINDS}")
+    for token, word in texts.items():
         if not isinstance(word, str):
-            raise UserError(f"words: id {token} has {type(word).__name__} for a word: {KINDS}")
-    return {token: word[:LONGEST] for token, word in found.items()}
+            raise UserError(f"vocabulary: id {token} has {type(word).__name__} for a word: {KINDS}")
+    return {token: word[:LONGEST] for token, word in texts.items()}
 
 
 def _read(name: str) -> Any:
@@ -66,7 +66,7 @@ def _read(name: str) -> Any:
             content = json.loads(path.read_text("utf-8"))
             return content if isinstance(content, list) else {token: word for word, token in content.items()}
     except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
-        raise UserError(f"words={name}: {(str(error).splitlines() or ['cannot be read'])[0]}; {KINDS}") from error
+        raise UserError(f"vocabulary={name}: {(str(error).splitlines() or ['cannot be read'])[0]}; {KINDS}") from error
     return _tokenizer(str(path.parent if path.name == "tokenizer.json" else name))
 
 
@@ -74,11 +74,11 @@ def _tokenizer(name: str) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise UserError(f"words={name}: a tokenizer's folder needs pip install 'routed[torch]'; {KINDS}") from error
+        raise UserError(f"vocabulary={name}: a tokenizer needs pip install 'routed[torch]'; {KINDS}") from error
     try:
         return transformers.AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
-        raise UserError(f"words={name}: {(str(error).splitlines() or ['cannot be read'])[0]}; {KINDS}") from error
+        raise UserError(f"vocabulary={name}: {(str(error).splitlines() or ['cannot be read'])[0]}; {KINDS}") from error
 
 
 def _of_transformers(tokenizer: Any, token: int) -> str:
@@ -89,12 +89,12 @@ def _of_transformers(tokenizer: Any, token: int) -> str:
     return piece.replace("▁", " ") if "▁" in piece else str(tokenizer.decode([token]))
 
 
-def store(folder: pathlib.Path, words: Mapping[int, str]) -> None:
+def store(folder: pathlib.Path, texts_by_id: Mapping[int, str]) -> None:
     """Writes the words of a trace's ids; without words, removes those of a trace that was in the folder before."""
-    if not words:
+    if not texts_by_id:
         (folder / FILE).unlink(missing_ok=True)
         return
-    ids, texts = zip(*sorted(words.items()), strict=True)
+    ids, texts = zip(*sorted(texts_by_id.items()), strict=True)
     clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]  # lone surrogates are no UTF-8
     table = pa.table({"token": np.array(ids, np.int64), "word": clean})
     files.write(folder / FILE, lambda path: pq.write_table(table, path, compression="zstd"))

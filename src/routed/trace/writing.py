@@ -36,7 +36,7 @@ def write(
     sequence: Arrays = None,
     position: Arrays = None,
     labels: Mapping[str, Arrays] | None = None,
-    words: Any = None,
+    vocabulary: Any = None,
     layers: Sequence[str] = (),
     keep_scores: bool = True,
     model: str = "",
@@ -50,10 +50,10 @@ def write(
     `scores` [layers, T, E] are outputs of the routers before any softmax. The experts of a token are its `k` highest,
     weighted by softmax probabilities, unless `experts` [layers, T, k] gives them (-1: none), with `weights` and
     `kept` of the same shape. The rest is optional: `token_ids`, `sequence` and `position` [T] (tokens of a sequence
-    stand together, in order), `labels` name -> [T], and `words` of the token ids: a list by id, a dict, or a tokenizer
-    (`words.words_of`). Scores are stored as float16, or as float32 where they need it; `keep_scores=False` leaves them
-    out. `features` are inputs of the routers for some tokens, with the routers' weights. A trace that is already in
-    the folder is replaced.
+    stand together, in order), `labels` name -> [T], and `vocabulary`, words by token id: a list, a dict, or a
+    tokenizer (`words.words_of`). Scores are stored as float16, or as float32 where they need it; `keep_scores=False`
+    leaves them out. `features` are inputs of the routers for some tokens, with the routers' weights. A trace that is
+    already in the folder is replaced.
 
     Raises:
       UserError: shapes do not agree, scores or features are not finite, an expert is beyond the count, a row has no
@@ -65,9 +65,7 @@ def write(
         refuse(f"layers names {len(layers)} layers, the arrays have {choices.layers}")
     by_token = {"token_ids": token_ids, "sequence": sequence, "position": position}
     table = token_table(choices.tokens, by_token, labels or {})
-    if words is not None and token_ids is None:
-        refuse("words are those of token ids: give token_ids too")
-    known = {} if words is None else words_of(words, pc.unique(table["token"]).to_pylist())
+    texts = _texts(vocabulary, table)
     trace = Trace(
         folder=files.folder(out),
         layers=tuple(map(str, layers or range(choices.layers))),
@@ -85,8 +83,17 @@ def write(
         has_features=features is not None,
         has_positions=position is not None,
     )
-    _write_files(trace, choices, table, features, known)
+    _write_files(trace, choices, table, features, texts)
     return trace
+
+
+def _texts(vocabulary: Any, table: pa.Table) -> dict[int, str]:
+    """Returns the words of the token ids of a trace; none without a vocabulary."""
+    if vocabulary is None:
+        return {}
+    if "token" not in table.column_names:
+        refuse("vocabulary: its words are those of token ids: give token_ids too")
+    return words_of(vocabulary, pc.unique(table["token"]).to_pylist())
 
 
 def append(out: str | os.PathLike, **arrays: Any) -> int:
@@ -128,7 +135,7 @@ def finish(out: str | os.PathLike) -> Trace:
     if first.has_features:
         begins = np.cumsum([0, *(part.tokens for part in parts[:-1])])
         join([(part.folder, int(begin)) for part, begin in zip(parts, begins, strict=True)], folder, len(first.layers))
-    words_file.store(folder, {token: word for part in parts for token, word in words_file.load(part.folder).items()})
+    words_file.store(folder, dict(pair for part in parts for pair in words_file.load(part.folder).items()))
     whole = first._replace(folder=folder, tokens=sum(part.tokens for part in parts))
     files.write(folder / DESCRIPTION, describe(whole))
     files.remove(folder / PARTS)
@@ -152,7 +159,7 @@ def _join_layer(sources: list[pathlib.Path], path: pathlib.Path) -> None:
 
 
 def _write_files(
-    trace: Trace, choices: Choices, table: pa.Table, features: Features | None, known: Mapping[int, str]
+    trace: Trace, choices: Choices, table: pa.Table, features: Features | None, texts: Mapping[int, str]
 ) -> None:
     with files.explained(trace.folder):
         trace.folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +169,7 @@ def _write_files(
         files.write(trace.path(layer), functools.partial(_write_layer, choices.of_layer(layer)))
     if features is not None:
         store(trace.folder, features, choices.layers, choices.tokens, choices.experts)
-    words_file.store(trace.folder, known)
+    words_file.store(trace.folder, texts)
     files.write(trace.folder / DESCRIPTION, describe(trace))
 
 

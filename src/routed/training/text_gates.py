@@ -149,10 +149,15 @@ def layer_of(config: ConfigDict, sparse: int) -> int:
 def traced(kind: TextKind, config: ConfigDict) -> dict[str, dict[str, Any]]:
     """Returns rows, ids, words and languages of the tokens of the arrays of choices (`ProblemPart.traced`)."""
     text, arrays = corpus(kind.form, config), {}
-    names, words = np.asarray(text.languages), tokenizers.words(text.tokenizer)
+    names, vocabulary = np.asarray(text.languages), tokenizers.words(text.tokenizer)
     for stack, (row, token, language) in tokens_of(kind, config).items():
         layers = [f"{stack}_{layer_of(config, sparse)}" for sparse in range(config.transformer.sparse_layers)]
-        of_tokens = {"sequence": row, "token_ids": token, "words": words, "labels": {"language": names[language]}}
+        of_tokens = {
+            "sequence": row,
+            "token_ids": token,
+            "vocabulary": vocabulary,
+            "labels": {"language": names[language]},
+        }
         arrays[f"{stack}/choices"] = of_tokens | {"layers": layers}
     return arrays
 
