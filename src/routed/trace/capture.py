@@ -48,8 +48,7 @@ def capture(
     call continues a killed capture, and reads a finished one. Returns one trace, or two of an encoder-decoder.
 
     Raises:
-      UserError: the architecture is unknown, the model lacks a token id, or `out` holds a capture of other rows or
-      another model.
+      UserError: the architecture is unknown, the model lacks a token id, or `out` holds another capture.
     """
     import torch
 

@@ -56,8 +56,7 @@ def write(
     already in the folder is replaced.
 
     Raises:
-      UserError: shapes do not agree, scores or features are not finite, an expert is beyond the count, a row has no
-      label.
+      UserError: shapes do not agree, numbers are not finite, an expert is beyond the count, a row has no label.
     """
     given = {"scores": scores, "experts": experts, "weights": weights, "kept": kept}
     choices = choices_of(given, k, num_experts, keep_scores)
@@ -65,7 +64,6 @@ def write(
         refuse(f"layers names {len(layers)} layers, the arrays have {choices.layers}")
     by_token = {"token_ids": token_ids, "sequence": sequence, "position": position}
     table = token_table(choices.tokens, by_token, labels or {})
-    texts = _texts(vocabulary, table)
     trace = Trace(
         folder=files.folder(out),
         layers=tuple(map(str, layers or range(choices.layers))),
@@ -83,7 +81,7 @@ def write(
         has_features=features is not None,
         has_positions=position is not None,
     )
-    _write_files(trace, choices, table, features, texts)
+    _write_files(trace, choices, table, features, _texts(vocabulary, table))
     return trace
 
 
