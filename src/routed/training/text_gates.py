@@ -152,13 +152,8 @@ def traced(kind: TextKind, config: ConfigDict) -> dict[str, dict[str, Any]]:
     names, vocabulary = np.asarray(text.languages), tokenizers.words(text.tokenizer)
     for stack, (row, token, language) in tokens_of(kind, config).items():
         layers = [f"{stack}_{layer_of(config, sparse)}" for sparse in range(config.transformer.sparse_layers)]
-        of_tokens = {
-            "sequence": row,
-            "token_ids": token,
-            "vocabulary": vocabulary,
-            "labels": {"language": names[language]},
-        }
-        arrays[f"{stack}/choices"] = of_tokens | {"layers": layers}
+        of_tokens = {"sequence": row, "token_ids": token, "labels": {"language": names[language]}}
+        arrays[f"{stack}/choices"] = of_tokens | {"vocabulary": vocabulary, "layers": layers}
     return arrays
 
 
