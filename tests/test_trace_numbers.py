@@ -207,8 +207,8 @@ def test_the_page_opens_offline_and_says_every_number(analysed):
     result, out = analysed
     page = (out / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!#|data:)', page)
-    assert page.count("<svg") == 4 and all(
-        text.split(" (")[0].replace("'", "&#39;") in page for text in result["findings"]
+    assert page.count("<svg") == 4 + 7 and all(
+        text.split(". ")[0].replace("'", "&#39;") in page for text in result["findings"]
     )
     assert "keep its scores" not in page and "several checkpoints" in page
     assert set(result) == {"numbers", "maps", "loads", "between", "equal", "churn", "controls", "findings"}
@@ -236,7 +236,7 @@ def test_layers_and_checkpoints_are_compared(tmp_path, monkeypatch):
     monkeypatch.setattr(command.OUT, "_value", str(tmp_path / "page.html"), raising=False)
     command.flags.FLAGS.mark_as_parsed()
     command.main(["trace", "report", str(tmp_path / "1"), str(tmp_path / "2")])
-    assert "From step 1 to step 2, 0 % (0 % to 50 % over layers) of a token's experts changed" in lines[0]
+    assert "From step 1 to step 2, 50 % of a token's experts changed in layer 2, the most, and 0 %" in lines[0]
     trace.write(tmp_path / "3", experts=first[None], num_experts=4, sequence=rows)
     with pytest.raises(UserError, match=r"has layers \('0',\)"):
         analysis.analyse([trace.read(tmp_path / "1"), trace.read(tmp_path / "3")])

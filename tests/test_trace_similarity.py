@@ -7,7 +7,7 @@ import pytest
 
 import routed
 from routed import trace
-from routed.trace import analysis, features, report, similarity, tokens
+from routed.trace import analysis, features, findings, similarity, tokens
 
 RNG = np.random.default_rng(3)
 TOKENS, EXPERTS, DIM = 900, 6, 8
@@ -110,7 +110,7 @@ def test_checkpoints_of_one_name_are_numbered(tmp_path):
     result = analysis.analyse(traces)
     assert result.churn.before.tolist() == ["encoder (1)", "encoder (2)"]
     assert result.churn.after.tolist() == ["encoder (2)", "encoder (3)"]
-    said = [text for text in report.findings(result) if text.startswith("From encoder (")]
+    said = [found for found in findings.findings(result) if found.text.startswith("From encoder (")]
     assert len(said) == 2
 
 
@@ -138,7 +138,7 @@ def test_checkpoints_whose_experts_were_renumbered(tmp_path):
     )
     same = np.mean([len(set(a) & set(b)) / 2 for a, b in zip(first, second, strict=True)])
     assert result.churn.router_alone[0] == pytest.approx(1 - same)
-    (said,) = [text for text in report.findings(result) if text.startswith("From step 1 to step 2")]
+    (said,) = [found.more for found in findings.findings(result) if found.text.startswith("From step 1 to step 2")]
     assert (
         "much of the change is in the numbers of the experts alone" in said
         and "On the later features, the earlier router" in said

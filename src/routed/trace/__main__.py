@@ -1,6 +1,6 @@
 """Routing traces: choices of the routers of any Mixture-of-Experts model.
 
-    routed trace report DIR... [--out=FILE]                  (or python -m routed.trace report ...)
+    routed trace report DIR... [--out=FILE] [--vocabulary=TOKENIZER]     (or python -m routed.trace report ...)
     routed trace capture --model=PATH_OR_NAME --text=FILE... --out=DIR
     routed trace surgery --model=PATH_OR_NAME --text=FILE... --out=DIR
     routed trace import vllm|sglang|megatron|hf|olmoe|npz PATH --out=DIR [--experts=N] [--k=K]
@@ -71,9 +71,13 @@ SEED = flags.DEFINE_integer("seed", 0, "surgery: seed of the draws.", lower_boun
 FROM = flags.DEFINE_string(
     "router_from", "", "surgery: another checkpoint or seed of the model, whose routers replace the model's own."
 )
+VOCABULARY = flags.DEFINE_string(
+    "vocabulary", "", "report: words of the token ids: a tokenizer's folder or name, a .model, .json or .txt, or bytes."
+)
 USAGE = (
-    "usage: routed trace report DIR... [--out=FILE], or routed trace capture|surgery --model=PATH_OR_NAME --text=FILE"
-    "... --out=DIR, or routed trace import FORMAT PATH --out=DIR, or routed trace export DIR --out=FILE.npz"
+    "usage: routed trace report DIR... [--out=FILE] [--vocabulary=TOKENIZER], or routed trace capture|surgery "
+    "--model=PATH_OR_NAME --text=FILE... --out=DIR, or routed trace import FORMAT PATH --out=DIR, or routed trace "
+    "export DIR --out=FILE.npz"
 )
 #: Flags that only capture and surgery read.
 OF_MODELS = (TEXT, TOKENS, LENGTH, BATCH, ROUTERS, SCORES, REPAIR_TEXT, REPLACE, REPAIR, RATE, DRAWS, SEED, FROM)
@@ -92,7 +96,7 @@ def _run(command: str, rest: list[str]) -> None:
 
         folders = [files.folder(name) for name in rest]
         out = files.folder(OUT.value) if OUT.value else folders[-1] / "report.html"
-        tables = report(folders, out)
+        tables = report(folders, out, vocabulary=VOCABULARY.value or None)
         files.tell("\n".join([*tables["findings"], f"wrote {out}"]))
     elif command in ("capture", "surgery") and not rest:
         for flag in (MODEL, TEXT, OUT):
@@ -148,6 +152,7 @@ def _capture() -> None:
         rows,
         OUT.value,
         names=names,
+        vocabulary=tokenizer,
         batch_size=BATCH.value,
         routers=ROUTERS.value,
         k=EXPERTS.value,

@@ -14,7 +14,7 @@ from absl import logging as log
 
 from routed.metrics import information
 from routed.routers.fixed import balanced_table
-from routed.trace import counts, features, numbers, similarity
+from routed.trace import counts, evidence, features, numbers, similarity
 from routed.trace.arrays import top
 from routed.trace.format import Trace, stripes
 from routed.trace.tokens import Conditional, Tokens, dense, labels_within_ids, make_tokens, tokens_of
@@ -30,12 +30,14 @@ COMPARED = ("load_max", "experts_used", "dropped_1.25", "table", "mi", "pairs")
 class Analysis(NamedTuple):
     """The content of the page.
 
-    `table` has a row for each layer and number: value, low, high, chance, and hash, the value of a balanced table of
-    token ids. `maps` is name -> assignments [L, C, E] by label and expert, `loads` is [L, E], `pairs` [L, E, E] or
-    None. `controls` has other routers on the features that the trace has, `routers` the result of
-    `similarity.routers`.
+    `table` has a row for each layer and number: value, low, high, chance, told (`evidence.told`), and hash, the value
+    of a balanced table of token ids. `maps` is name -> assignments [L, C, E] by label and expert, `loads` is [L, E],
+    `pairs` [L, E, E] or None. `left` is the entropy of each label that the token id leaves. `controls` has other
+    routers on the features that the trace has, `routers` the result of `similarity.routers`. `traces` are all
+    checkpoints, `trace` is the last.
     """
 
+    traces: tuple[Trace, ...]
     trace: Trace
     tokens: Tokens
     table: pd.DataFrame
@@ -46,6 +48,7 @@ class Analysis(NamedTuple):
     churn: pd.DataFrame
     controls: pd.DataFrame
     routers: tuple[np.ndarray, np.ndarray] | None
+    left: dict[str, float]
 
 
 def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
@@ -57,7 +60,7 @@ def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
     hashed = _hash_numbers(tokens, trace, conditional, weights)
     rows: list[dict[str, Any]] = []
     maps: dict[str, list[np.ndarray]] = {name: [] for name in trace.labels}
-    loads, pairs = [], []
+    loads, pairs, limits = [], [], dict[tuple[str, str], float]()
     for name, counted in zip(trace.layers, _counted(trace, tokens, conditional), strict=True):
         rows += numbers.as_rows(numbers.numbers(counted, trace.k, weights), name)
         loads.append(counted.load.sum(0))
@@ -65,13 +68,16 @@ def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
             pairs.append(counted.pairs.sum(0))
         for label in trace.labels:
             maps[label].append(counted.tables[label].sum(0))
+            limits[name, f"mi.{label}"] = evidence.limit_of_permutations(counted.load, tokens, label, seed)
     between = similarity.compare_layers(trace, tokens, weights)
     if between is not None:
         for name, following, alike in zip(trace.layers, between.following, between.alike, strict=False):
             rows += numbers.as_rows({"next": following, "alike": alike}, name)
     table = pd.DataFrame(rows)
     table["hash"] = [hashed[name].value if name in hashed else np.nan for name in table.number]
+    table["told"] = evidence.told(table, tokens.groups, limits)
     return Analysis(
+        traces=tuple(traces),
         trace=trace,
         tokens=tokens,
         table=table,
@@ -82,6 +88,7 @@ def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
         churn=pd.DataFrame(similarity.churn(traces, tokens, weights)),
         controls=controls(trace, tokens, seed) if trace.has_features else pd.DataFrame(),
         routers=similarity.routers(trace, seed) if trace.has_features and len(trace.layers) > 1 else None,
+        left={label: evidence.left_by_ids(tokens, conditional, label) for label in trace.labels},
     )
 
 

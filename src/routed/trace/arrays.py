@@ -16,6 +16,9 @@ from routed.trace.format import ROW_GROUP, TOKEN_COLUMNS
 
 __all__ = ["Arrays", "Choices", "as_array", "choices_of", "half", "refuse", "token_table", "top"]
 
+#: No known model has more layers with routers, or more experts in a layer; more of them than tokens are refused.
+MANY_LAYERS, MANY_EXPERTS = 128, 1024
+
 
 class Choices(NamedTuple):
     """Checked choices of a trace: sizes, the columns of a layer's file, and a function from a layer to its columns."""
@@ -44,6 +47,7 @@ def choices_of(given: Mapping[str, Arrays], k: Any, num_experts: Any, keep_score
     if not given.keys() & {"scores", "experts"}:
         refuse("neither scores nor experts are given")
     shapes = _shapes_of(given)
+    _check_axes(shapes)
     experts, k = _sizes(given, shapes, k, num_experts)
     columns = {_COLUMN[name] for name in given} | {"expert"} | ({"weight"} if "experts" not in given else set())
     columns -= set() if keep_scores else {"scores"}
@@ -97,6 +101,18 @@ def _shapes_of(given: Mapping[str, Arrays]) -> dict[str, tuple[int, ...]]:
                 f"{column} has shape {list(shapes[name])}: it must be the shape of experts, which is {list(experts)}"
             )
     return shapes
+
+
+def _check_axes(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses axes that stand in another order, before their layers are read: 6,000 layers of 3 tokens take 10 GB."""
+    for name, (layers, tokens, last) in shapes.items():
+        axes = f"[layers, tokens, {'experts' if name == 'scores' else 'k'}]"
+        if layers > max(MANY_LAYERS, tokens):
+            text = f"{name} has {layers:,} layers of {tokens:,} tokens: its axes must be {axes}"
+            refuse(f"{text}; if tokens come first, give {name}.swapaxes(0, 1)")
+        if last > max(MANY_EXPERTS, tokens):
+            text = f"{name} has {tokens:,} tokens with {last:,} entries each: its axes must be {axes}"
+            refuse(f"{text}; if tokens come last, give {name}.swapaxes(1, 2)")
 
 
 def _sizes(given: Mapping[str, Arrays], shapes: Mapping[str, Any], k: Any, num_experts: Any) -> tuple[int, int]:

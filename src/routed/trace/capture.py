@@ -35,6 +35,7 @@ def capture(
     out: str | os.PathLike,
     *,
     names: Sequence[str] | None = None,
+    vocabulary: Any = None,
     batch_size: int = 8,
     routers: str = "",
     k: int = 0,
@@ -44,8 +45,8 @@ def capture(
 ) -> list[Trace]:
     """Runs `model` (of transformers) on rows of token ids of one length, and writes its routers' choices to `out`.
 
-    `names` has the file of each row, for the label `file`. The same call continues a killed capture, and reads a
-    finished one. Returns one trace, or two of an encoder-decoder.
+    `names` has the file of each row, for the label `file`; `vocabulary` is the tokenizer. The same
+    call continues a killed capture, and reads a finished one. Returns one trace, or two of an encoder-decoder.
 
     Raises:
       UserError: the version of transformers, the architecture or a router is unknown, the model lacks a token id, or
@@ -67,7 +68,7 @@ def capture(
     if done := min(map(parts_of, stacks)):
         log.info("continuing behind %d parts of %d rows", done, size)
     share = max(1, MOST_TOKENS * size // max(len(rows), size))  # tokens of a part whose features are kept
-    described = {"keep_scores": keep_scores, "model": name, "source": source}
+    described = {"keep_scores": keep_scores, "model": name, "source": source, "vocabulary": vocabulary}
     model.eval()
     with torch.no_grad(), listening(modules) as outputs:
         for begin in range(done * size, len(rows), size):

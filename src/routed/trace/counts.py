@@ -28,6 +28,8 @@ BATCH = 4096
 LARGE, MANY = 1 << 23, 1 << 21
 #: Cells of the largest table that fits into memory: 4 GiB.
 MOST_CELLS = 1 << 30
+#: Cells of the tables of pairs in all groups (half a GiB), above which pairs are not counted.
+PAIRS = 1 << 27
 #: Capacity factors whose drops are counted.
 FACTORS = (1.0, 1.25, 2.0)
 
@@ -94,12 +96,13 @@ def count(stream: Stream, tokens: Tokens, conditional: Conditional | None) -> Co
       UserError: there are more experts than tables of them fit into memory.
     """
     experts, groups = stream.experts, tokens.groups
-    largest = max([groups * experts**2 * (stream.k > 1), *(2 * size * experts for size in tokens.counts.values())])
+    largest = max((2 * size * experts for size in tokens.counts.values()), default=0)
     if largest > MOST_CELLS:
         raise UserError(f"trace: tables of {experts:,} experts have {largest:,} cells, more than {MOST_CELLS:,}")
     many = len(tokens.sequence) * stream.k > MANY
     load, sums = np.zeros((groups, experts), np.int64), Sums(groups)
-    pairs = np.zeros((groups, experts, experts), np.int32) if stream.k > 1 else None
+    fits = groups * experts**2 <= PAIRS
+    pairs = np.zeros((groups, experts, experts), np.int32) if stream.k > 1 and fits else None
     sums["tokens"] = np.bincount(tokens.group, minlength=groups)
     tables = {name: np.zeros((2 * size, experts), np.int32) for name, size in tokens.counts.items()}
     shuffled = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from routed.analysis.plots.scales import padded
 from routed.analysis.statistics import Estimate
 from routed.metrics import information
 from routed.trace.analysis import Analysis
+from routed.trace.evidence import short_names
 from routed.trace.numbers import COLUMNS
 
 #: Labels of a map, the most frequent ones; layers that have a map; experts of a map of pairs.
@@ -44,16 +45,30 @@ class Drawn(NamedTuple):
     caption: str
 
 
-def draw(analysis: Analysis) -> list[Drawn]:
-    """Returns every figure that the trace has the numbers for."""
-    parts = (_numbers, _labels, _expert_pairs, _layer_pairs, _churn)
-    return [figure for part in parts for figure in part(analysis)]
+def draw(analysis: Analysis, without: Collection[str] = ()) -> list[Drawn]:
+    """Returns every figure that the trace has the numbers for, without those that stand beside findings."""
+    figures = [*_numbers(analysis, without)]
+    parts = (_labels, _expert_pairs, _layer_pairs, *(() if "churn" in without else (_churn,)))
+    return figures + [figure for part in parts for figure in part(analysis)]
 
 
-def layer_axis(layers: tuple[str, ...], reverse: bool = False, grid: bool = True) -> Axis:
+def beside(analysis: Analysis, numbers: Collection[str]) -> list[Drawn]:
+    """Returns the figures beside a finding: its numbers over layers, small and without a legend."""
+    drawn = []
+    for number in numbers:
+        if number == "churn":
+            drawn += [*_churn(analysis)]
+        else:
+            panel = _number(analysis, number)
+            panel.width, panel.height = 250, 110
+            drawn.append(Drawn(f"beside {number}", Chart([panel], legend=False), ""))
+    return drawn
+
+
+def layer_axis(layers: Sequence[str], reverse: bool = False, grid: bool = True) -> Axis:
     """Returns an axis of layers with at most eight ticks: short names, or numbers."""
     step = -(-len(layers) // 8)
-    labels = {float(i): name if len(name) < 9 else str(i) for i, name in enumerate(layers)}
+    labels = {float(i): name if len(name) < 11 else str(i) for i, name in enumerate(short_names(layers))}
     ticks = {index: label for index, label in labels.items() if not index % step}
     return Axis("layer", (-0.5, len(layers) - 0.5), ticks=ticks, reverse=reverse, grid=grid)
 
@@ -76,14 +91,14 @@ def value_ends(panels: list[Panel], zero: bool) -> tuple[float, float]:
     return (0.0, high) if zero else (low, high)
 
 
-def _numbers(analysis: Analysis) -> Iterator[Drawn]:
-    """Yields every number over layers."""
-    every = analysis.table.number.unique()
+def _numbers(analysis: Analysis, without: Collection[str]) -> Iterator[Drawn]:
+    """Yields the numbers over layers that no finding shows."""
+    every = [name for name in analysis.table.number.unique() if name not in without]
     names = [name for base in DRAWN for name in every if name == base or name.startswith(f"{base}.")]
     if names:
         caption = (
-            "Numbers by layer with 95 % intervals over sequences (black), by chance (grey; the table says what chance"
-            " is), and of a balanced hash of the token id that nobody trained (orange, where it has the number)."
+            "Further numbers by layer with 95 % intervals over sequences (black), by chance (grey; the table says what"
+            " chance is), and of a balanced hash of the token id that nobody trained (orange, where it has the number)."
         )
         yield Drawn("layers", Chart([_number(analysis, name) for name in names], columns=min(3, len(names))), caption)
 
@@ -137,7 +152,7 @@ def _labels(analysis: Analysis) -> Iterator[Drawn]:
             y = Axis("", (-0.5, len(frequent) - 0.5), ticks=ticks, reverse=True, grid=False, all_labels=True)
             label_x, ends = "experts, in the order of the label that uses them most", (-0.5, counts.shape[1] - 0.5)
             x = Axis(label_x, ends, ticks={}, grid=False)
-            title = f"layer {analysis.trace.layers[layer]}: I(expert; {label}) = {nats[layer]:.2g} nats"
+            title = f"layer {short_names(analysis.trace.layers)[layer]}: I(expert; {label}) = {nats[layer]:.2g} nats"
             panel = Panel(x, y, title, width=520, height=14 * len(frequent) + 10)
             _ratios(panel, ratio[:, order], f"use by the {label}\nover use by all")
             panels.append(panel)
@@ -168,7 +183,7 @@ def _expert_pairs(analysis: Analysis) -> Iterator[Drawn]:
     np.fill_diagonal(ratio, np.nan)
     ends = (-0.5, len(most) - 0.5)
     x, y = Axis("expert", ends, ticks={}, grid=False), Axis("expert", ends, ticks={}, grid=False, reverse=True)
-    panel = Panel(x, y, f"layer {analysis.trace.layers[layer]}", width=300, height=300)
+    panel = Panel(x, y, f"layer {short_names(analysis.trace.layers)[layer]}", width=300, height=300)
     _ratios(panel, ratio, "pairs over those of\nindependent experts")
     caption = (
         "How often two experts serve one token, over how often they would by their loads alone, on the layer where"

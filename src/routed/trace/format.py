@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,8 @@ ROW_GROUP = 1 << 16
 STRIPE = 1 << 19
 
 DESCRIPTION, TOKENS, LAYER_FILE = "trace.json", "tokens.parquet", "layer_{:02d}.parquet"
+#: Words of the token ids, where a vocabulary was given.
+WORDS = "words.parquet"
 #: Columns of tokens.parquet that are not labels.
 TOKEN_COLUMNS = ("sequence", "position", "token")
 
@@ -81,6 +83,7 @@ def digests(trace: Trace) -> dict[str, str]:
     names = [TOKENS]
     for layer in range(len(trace.layers)):
         names += [LAYER_FILE.format(layer)] + ([features.LAYER_FILE.format(layer)] if trace.has_features else [])
+    names += [WORDS] if (trace.folder / WORDS).exists() else []
     by_name = {}
     for name in names:
         try:
@@ -182,7 +185,7 @@ def _check_columns(trace: Trace, path: pathlib.Path, layer: int | None = None) -
         expected = {name: pa.types.is_integer for name in TOKEN_COLUMNS if name != "token" or trace.has_ids}
         expected |= dict.fromkeys(trace.labels, _KINDS["label"])
     else:
-        expected = {flat: _KINDS[name] for name in trace.columns for flat in _flat_columns(trace, name)}
+        expected = {flat: _KINDS[name] for name in trace.columns for flat in _flat_names(trace, [name])[name]}
     if set(schema.names) != set(expected) or len(schema.names) != len(expected):
         first = sorted(set(schema.names) ^ set(expected))[:1] or schema.names[:1]
         raise UserError(f"{path} has other columns than {DESCRIPTION} says, such as {first[0]!r}: write it again")
@@ -199,10 +202,6 @@ _KINDS: dict[str, Callable[[pa.DataType], bool]] = {
     "scores": pa.types.is_floating,
     "label": lambda kind: pa.types.is_string(kind.value_type if pa.types.is_dictionary(kind) else kind),
 }
-
-
-def _flat_columns(trace: Trace, name: str) -> list[str]:
-    return [f"{name}_{i}" for i in range(trace.experts if name == "scores" else trace.k)]
 
 
 def _check_values(trace: Trace) -> None:
@@ -249,7 +248,7 @@ def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE, most: i
     Raises:
       UserError: the file is damaged.
     """
-    names = {column: _flat_columns(trace, column)[:most] for column in columns}
+    names = {name: flat[:most] for name, flat in _flat_names(trace, columns).items()}
     flat_columns = [name for flat in names.values() for name in flat]
     try:
         with pq.ParquetFile(trace.path(layer)) as file:
@@ -266,6 +265,33 @@ def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE, most: i
                 yield arrays
     except (pa.ArrowException, OSError, KeyError, ValueError, UserError) as error:
         raise damaged(trace.path(layer), error) from error
+
+
+def rows_of(trace: Trace, layer: int, where: np.ndarray, *columns: str) -> Arrays:
+    """Returns a layer's columns for the tokens `where` [n], which ascend; row groups without them are not read.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    names, parts, begin = _flat_names(trace, columns), list[pa.Table](), 0
+    try:
+        with pq.ParquetFile(trace.path(layer)) as file:
+            for group in range(file.num_row_groups):
+                stop = begin + file.metadata.row_group(group).num_rows
+                here = where[slice(*np.searchsorted(where, (begin, stop)))] - begin
+                if len(here):
+                    flat = [name for of_column in names.values() for name in of_column]
+                    parts.append(file.read_row_group(group, columns=flat).take(here))
+                begin = stop
+        table = pa.concat_tables(parts)
+        return tuple(np.stack([table.column(name).to_numpy() for name in flat], axis=1) for flat in names.values())
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise damaged(trace.path(layer), error) from error
+
+
+def _flat_names(trace: Trace, columns: Sequence[str]) -> dict[str, list[str]]:
+    counts = [trace.experts if column == "scores" else trace.k for column in columns]
+    return {column: [f"{column}_{i}" for i in range(n)] for column, n in zip(columns, counts, strict=True)}
 
 
 def with_slices(stripes: Iterable[Arrays]) -> Iterator[tuple[slice, Arrays]]:

@@ -1,33 +1,37 @@
 """The page of a trace, which opens offline: findings, limits, numbers beside chance and a hash, figures.
 
-Sentences stand in findings.j2 and unsaid.j2, and their values are made here.
+Sentences of limits stand in unsaid.j2, those of findings in findings.j2.
 """
 
 from __future__ import annotations
 
+import importlib.resources
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from routed.metrics import information
 from routed.system import files
 from routed.trace.analysis import Analysis
 from routed.trace.analysis import analyse as analyse_traces
 from routed.trace.arrays import Arrays
 from routed.trace.counts import BATCH
-from routed.trace.figures import draw
-from routed.trace.format import Trace, describe, read
-from routed.trace.numbers import COLUMNS
-from routed.trace.pages import page_of, paragraphs
+from routed.trace.evidence import PERMUTATIONS, followed, short_names
+from routed.trace.figures import beside, draw
+from routed.trace.findings import Row, findings, overview
+from routed.trace.format import Trace, describe, read, token_column
+from routed.trace.numbers import COLUMNS, common_name
+from routed.trace.pages import embedded, page_of
+from routed.trace.sentences import paragraphs
+from routed.trace.view import view_of
+from routed.trace.words import load as load_words
+from routed.trace.words import words_of
 from routed.trace.writing import write
 
-#: Share of a number above which a hash of the token id counts as good as the router.
-AS_GOOD = 0.8
 #: Start of a number's name -> the routing that chance is.
 CHANCE_IS = dict.fromkeys(
     ("load_max", "experts_used", "dead", "dropped_"), "independent choices, all experts equally likely"
@@ -35,10 +39,10 @@ CHANCE_IS = dict.fromkeys(
 CHANCE_IS |= dict.fromkeys(("entropy_token", "confidence", "margin"), "equal scores")
 CHANCE_IS |= {
     "table": "the most loaded experts for every token",
-    "mi": "codes permuted among sequences, if all of a sequence has one code, else within sequences",
+    "mi": "codes permuted among sequences, if all of a sequence has one code, else rotated within sequences",
     "given": "labels permuted among sequences that have the id (labels of tokens: among tokens)",
     "pairs": "as many pairs of independent experts with the same loads",
-    "next": "the next layer's tokens permuted within sequences",
+    "next": "the next layer's tokens rotated within sequences",
     "alike": "independent choices with the same loads",
 }
 
@@ -48,10 +52,10 @@ def analyse(
 ) -> dict[str, Any]:
     """Writes a trace of `scores` [layers, T, E] and its page into the folder `out`, and returns the tables.
 
-    All but scores and k is optional: `token_ids`, `sequence`, `labels={"language": [...]}` and other arguments of
-    `routed.trace.write`. Returned: `numbers` (a row for each layer and number: value, low, high, chance, hash),
-    `maps` label -> assignments [L, C, E], `loads` [L, E], `between` and `equal` [L, L], `churn`, `controls`,
-    `findings`.
+    All but scores and k is optional: `token_ids`, `sequence`, `labels={"language": [...]}`, `vocabulary` and other
+    arguments of `routed.trace.write`. Returned: `numbers` (a row for each layer and number: value, low, high, chance,
+    hash, told), `maps` label -> assignments [L, C, E], `loads` [L, E], `between` and `equal` [L, L], `churn`,
+    `controls`, `findings`.
 
     Raises:
       UserError: as `routed.trace.write`.
@@ -59,18 +63,30 @@ def analyse(
     return report([write(out, scores=scores, k=k, **arrays)], pathlib.Path(out) / "report.html", seed)
 
 
-def report(traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, seed: int = 0) -> dict[str, Any]:
-    """Writes the page of a trace, or of a model's checkpoints in order, and numbers.csv; returns as `analyse`."""
+def report(
+    traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, seed: int = 0, vocabulary: Any = None
+) -> dict[str, Any]:
+    """Writes the page of a trace, or of a model's checkpoints in order, and numbers.csv; returns as `analyse`.
+
+    `vocabulary` has the words of token ids, as in `words.words_of`, for traces that were written without.
+    """
     analysis = analyse_traces([trace if isinstance(trace, Trace) else read(trace) for trace in traces], seed)
-    path, sentences, between, trace = files.folder(out), findings(analysis), analysis.between, analysis.trace
+    path, between, trace = files.folder(out), analysis.between, analysis.trace
+    results = findings(analysis)
+    shown = [embedded(beside(analysis, finding.numbers)) for finding in results]
+    sentences = [f"{finding.text} {finding.more}".strip() for finding in results]
     content = page_of(
         "report.html",
-        draw(analysis),
+        draw(analysis, without=[number for finding in results for number in finding.numbers]),
         title=f"Routing of {trace.model or trace.folder.resolve().name}",
         source=trace.source,
         trace=trace,
         tokens=analysis.tokens,
-        findings=sentences,
+        found=[*zip(results, shown, strict=True)],
+        overview=[_cells(row) for row in overview(analysis)],
+        **_view(analysis, vocabulary, seed),
+        layer_names=short_names(trace.layers),
+        permutations=PERMUTATIONS,
         unsaid=unsaid(analysis),
         summary=summarise(analysis.table),
         table=_as_html(analysis.table),
@@ -89,6 +105,24 @@ def report(traces: Sequence[Trace | str | os.PathLike], out: str | os.PathLike, 
         "churn": analysis.churn,
         "controls": analysis.controls,
         "findings": sentences,
+    }
+
+
+def _view(analysis: Analysis, vocabulary: Any, seed: int) -> dict[str, Any]:
+    """Returns the values of view.html."""
+    trace, strongest = analysis.trace, next((row.layers for row in overview(analysis) if row.layers.strong.size), None)
+    texts = load_words(trace.folder)
+    if vocabulary is not None and trace.has_ids:
+        texts = words_of(vocabulary, np.unique(token_column(trace, "token")).tolist())
+    missing = "id: give vocabulary (words by id, or a tokenizer)" if trace.has_ids else "position: give token_ids"
+    said = "" if texts else f"The trace has no words, so each token is shown by its {missing}."
+    package = importlib.resources.files("routed.trace")
+    return {
+        "view": view_of(analysis, texts, seed),
+        "view_layer": strongest.top if strongest else 0,
+        "view_words": said,
+        "compared": len(analysis.traces) > 1,
+        "script": Markup(package.joinpath("view.js").read_text("utf-8")),
     }
 
 
@@ -113,17 +147,24 @@ def label_of(name: str) -> str:
 
 
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Returns a row for each number: median over layers, range, chance, hash, and layers above chance."""
+    """Returns a row for each number: median over layers, range, chance, hash, and layers told from chance."""
     rows = []
     for name, some in table.groupby("number", sort=False):
-        judged = some.low.notna() & some.chance.notna()
         row = {"number": name, "label": label_of(str(name))}
         row |= {column: _number(some[column].median()) for column in ("value", "chance", "hash")}
         row["range"] = f"{_number(some.value.min())} to {_number(some.value.max())}" if len(some) > 1 else ""
-        row["above"] = f"{int((some.low > some.chance).sum())} of {len(some)}" if judged.all() else "–"
+        row["above"] = "–" if some.told.isna().any() else f"{int(some.told.sum())} of {len(some)}"
+        row["common"] = common_name(str(name))
         row["chance_is"] = next((text for start, text in CHANCE_IS.items() if str(name).startswith(start)), "")
         rows.append(row)
     return rows
+
+
+def _cells(row: Row) -> dict[str, Any]:
+    """Returns a row of the overview for the template: a share in percent for each layer, or None: not told."""
+    sure = np.zeros(len(row.layers.value), bool) if row.layers.is_told is None else row.layers.is_told
+    shares = [round(100 * float(share)) if yes else None for share, yes in zip(row.layers.share, sure, strict=True)]
+    return {"name": row.name, "shares": shares}
 
 
 def _number(value: float) -> str:
@@ -137,61 +178,12 @@ def _as_html(table: pd.DataFrame) -> Markup:
     shown["value"] = [
         _number(value) + (f" [{_number(low)}, {_number(high)}]" if low == low else "") for value, low, high in ends
     ]
+    if "told" in shown:
+        shown["told"] = ["–" if sure is None else "yes" if sure else "no" for sure in shown.told]
     for name in ("chance", "hash", "alike", "alike_chance", "router_alone"):
         if name in shown:
             shown[name] = [_number(value) for value in np.asarray(shown[name], float)]
     return Markup(shown.drop(columns=["low", "high"]).to_html(index=False, border=0))
-
-
-class Layers(NamedTuple):
-    """One number over layers; `above` counts layers whose interval is above chance (None without intervals)."""
-
-    value: pd.Series
-    chance: pd.Series
-    hash: pd.Series
-    above: int | None
-
-    @property
-    def beyond(self) -> pd.Series:
-        """Values minus chance, at least 0."""
-        return (self.value - self.chance).clip(lower=0)
-
-    @property
-    def has_hash(self) -> bool:
-        """True if a hash of the token id has this number."""
-        return bool(self.hash.notna().all())
-
-    @property
-    def layers(self) -> int:
-        """Number of layers."""
-        return len(self.value)
-
-
-def findings(analysis: Analysis) -> list[str]:
-    """Returns sentences on the median over layers, with the range."""
-    table, entropy = _layers(analysis, "table.token"), _layers(analysis, "entropy_token")
-    shares, chance = analysis.routers or (np.full((2, 2), np.nan), np.zeros(2))
-    after = np.diagonal(shares, 1)  # each layer's router and the next one's on the same features
-    neighbours = {"value": pd.Series(after), "chance": pd.Series(chance)} if np.isfinite(after).all() else None
-    return paragraphs(
-        "findings.j2",
-        table=table,
-        table_gain=table and ((table.value - table.chance) / (1 - table.chance).clip(lower=1e-9)).clip(lower=0),
-        load_max=_layers(analysis, "load_max"),
-        dead=_layers(analysis, "dead"),
-        dropped=_layers(analysis, "dropped_1.25"),
-        effective_experts=entropy and np.exp(entropy.value),
-        confidence=_layers(analysis, "confidence"),
-        position=_layers(analysis, "mi.position"),
-        pairs=_layers(analysis, "pairs"),
-        next=_layers(analysis, "next"),
-        alike=_layers(analysis, "alike"),
-        labels=[*_labels(analysis)],
-        controls=[*_controls(analysis)],
-        experts=analysis.trace.experts,
-        neighbours=neighbours,
-        churn=[*_churn(analysis)],
-    )
 
 
 def unsaid(analysis: Analysis) -> list[str]:
@@ -203,51 +195,5 @@ def unsaid(analysis: Analysis) -> list[str]:
         has_positions="position" in analysis.tokens.codes,
         lacks_order=analysis.between is None and len(trace.layers) > 1,
         has_checkpoints=len(analysis.churn) > 0,
-        few_tokens=_layers(analysis, "dead") is None,
+        few_tokens=followed(analysis.table, "dead") is None,
     )
-
-
-def _layers(analysis: Analysis, name: str) -> Layers | None:
-    rows = analysis.table[analysis.table.number == name]
-    if not len(rows):
-        return None
-    above = None if rows.low.isna().all() else int((rows.low > rows.chance).sum())
-    return Layers(rows.value, rows.chance, rows.hash, above)
-
-
-def _labels(analysis: Analysis) -> Iterator[dict[str, Any]]:
-    for name in analysis.trace.labels:
-        number: Any = _layers(analysis, f"mi.{name}")
-        hashed = float(number.hash.median() - number.chance.median())
-        yield {
-            "name": name,
-            "number": number,
-            "entropy": information.entropy(np.bincount(analysis.tokens.codes[name])),
-            "within_ids": _layers(analysis, f"given.{name}"),
-            # Below chance there is nothing that a hash could do too.
-            "hash": max(hashed, 0.0) if number.has_hash and number.above != 0 else None,
-            "hash_is_as_good": hashed >= AS_GOOD * number.beyond.median(),
-        }
-
-
-def _controls(analysis: Analysis) -> Iterator[dict[str, Any]]:
-    for name in ("token", *analysis.trace.labels) if len(analysis.controls) else ():
-        rows = analysis.controls[analysis.controls.number == f"mi.{name}"]
-        routers = ("trained", "shuffled", "initial")
-        beyond = {router: float((rows[router] - rows.chance).clip(lower=0).median()) for router in routers}
-        if len(rows) and beyond["trained"] > 0:
-            yield beyond | {"name": "token id" if name == "token" else name}
-
-
-def _churn(analysis: Analysis) -> Iterator[dict[str, Any]]:
-    for (before, after), rows in analysis.churn.groupby(["before", "after"], sort=False) if len(analysis.churn) else ():
-        renumbered = 1 - rows.alike
-        yield {
-            "before": before,
-            "after": after,
-            "changed": rows.value,
-            "chance": rows.chance,
-            "renumbered": renumbered if (rows.value - renumbered).median() > 0.05 else None,
-            "renumbered_chance": 1 - rows.alike_chance,
-            "router_alone": rows.router_alone if rows.router_alone.notna().all() else None,
-        }

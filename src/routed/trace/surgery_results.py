@@ -10,8 +10,8 @@ import pandas as pd
 
 from routed.trace.kinds import EVERY, TRAINED
 from routed.trace.numbers import bootstrap_weights, ratio
-from routed.trace.pages import paragraphs
 from routed.trace.regret_results import summary as regret_summary
+from routed.trace.sentences import paragraphs
 from routed.trace.subsets import CHOICES, SHARES, SUBSETS, name_of
 from routed.trace.surgery_jobs import ALL, SurgeryResult
 from routed.trace.tokens import GROUPS

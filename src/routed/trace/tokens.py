@@ -132,16 +132,15 @@ def dense(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shuffle_within(sequence: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Returns a random order of tokens in which each stays in its sequence; if all sequences have one token, any order.
+    """Returns an order of tokens in which each sequence is rotated by a random number of its tokens.
 
-    Whole sequences are shuffled a few at a time, which needs little memory.
+    Tokens that follow each other still do, as in the text: routing in runs then has the same runs by chance. A free
+    order has none, and would call runs of one expert a dependence. If all sequences have one token, the order is free.
     """
-    if len(sequence) > 1 and (np.diff(sequence) != 0).all():
+    begins = np.flatnonzero(np.diff(sequence, prepend=sequence[:1] - 1))
+    if len(begins) == len(sequence) > 1:
         return random.permutation(len(sequence)).astype(np.int32)
-    order, begin = np.empty(len(sequence), np.int32), 0
-    while begin < len(sequence):
-        end = int(np.searchsorted(sequence, sequence[min(begin + MANY, len(sequence)) - 1], "right"))
-        keys = random.random(end - begin, dtype=np.float32)
-        order[begin:end] = begin + np.lexsort((keys, sequence[begin:end]))
-        begin = end
-    return order
+    lengths = np.diff(begins, append=len(sequence))
+    turns = random.integers(0, lengths)
+    begin, length, turn = (np.repeat(some.astype(np.int32), lengths) for some in (begins, lengths, turns))
+    return begin + (np.arange(len(sequence), dtype=np.int32) - begin + turn) % length

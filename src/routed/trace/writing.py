@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from routed.system import files
 from routed.trace import checks
+from routed.trace import words as words_file
 from routed.trace.arrays import Arrays, Choices, choices_of, half, refuse, token_table
 from routed.trace.features import Features, join, store
 from routed.trace.format import DESCRIPTION, LAYER_FILE, ROW_GROUP, TOKENS, Trace, describe, digests, read
+from routed.trace.words import words_of
 
 PARTS = "parts"
 
@@ -35,6 +38,7 @@ def write(
     sequence: Arrays = None,
     position: Arrays = None,
     labels: Mapping[str, Arrays] | None = None,
+    vocabulary: Any = None,
     layers: Sequence[str] = (),
     keep_scores: bool = True,
     model: str = "",
@@ -48,9 +52,10 @@ def write(
     `scores` [layers, T, E] are outputs of the routers before any softmax. The experts of a token are its `k` highest,
     weighted by softmax probabilities, unless `experts` [layers, T, k] gives them (-1: none), with `weights` and
     `kept` of the same shape. The rest is optional: `token_ids`, `sequence` and `position` [T] (tokens of a sequence
-    stand together, in order), `labels` name -> [T]. Scores are stored as float16, or as float32 where they need it;
-    `keep_scores=False` leaves them out. `features` are inputs of the routers for some tokens, with the routers'
-    weights. A trace that is already in the folder is replaced.
+    stand together, in order), `labels` name -> [T], and `vocabulary`, words by token id: a list, a dict, or a
+    tokenizer (`words.words_of`). Scores are stored as float16, or as float32 where they need it; `keep_scores=False`
+    leaves them out. `features` are inputs of the routers for some tokens, with the routers' weights. A trace that is
+    already in the folder is replaced.
 
     Raises:
       UserError: shapes do not agree, a value is not finite or cannot be stored, an expert is beyond the count, a row
@@ -79,7 +84,7 @@ def write(
         has_features=features is not None,
         has_positions=position is not None,
     )
-    _write_files(trace, choices, table, features)
+    _write_files(trace, choices, table, features, _texts(vocabulary, table))
     return trace
 
 
@@ -89,6 +94,15 @@ def _plain(rule: Mapping[str, Any]) -> dict[str, Any]:
         return json.loads(json.dumps(dict(rule), allow_nan=False))
     except (TypeError, ValueError) as error:
         refuse(f"rule cannot be stored as JSON ({error})")
+
+
+def _texts(vocabulary: Any, table: pa.Table) -> dict[int, str]:
+    """Returns the words of the token ids of a trace; none without a vocabulary."""
+    if vocabulary is None:
+        return {}
+    if "token" not in table.column_names:
+        refuse("vocabulary: its words are those of token ids: give token_ids too")
+    return words_of(vocabulary, pc.unique(table["token"]).to_pylist())
 
 
 def append(out: str | os.PathLike, **arrays: Any) -> int:
@@ -130,6 +144,7 @@ def finish(out: str | os.PathLike) -> Trace:
     if first.has_features:
         begins = np.cumsum([0, *(part.tokens for part in parts[:-1])])
         join([(part.folder, int(begin)) for part, begin in zip(parts, begins, strict=True)], folder, len(first.layers))
+    words_file.store(folder, dict(pair for part in parts for pair in words_file.load(part.folder).items()))
     whole = first._replace(folder=folder, tokens=sum(part.tokens for part in parts))
     files.write(folder / DESCRIPTION, describe(whole, digests(whole)))
     files.remove(folder / PARTS)
@@ -152,7 +167,9 @@ def _join_layer(sources: list[pathlib.Path], path: pathlib.Path) -> None:
                     writer.write_table(file.read_row_group(group).cast(schema))
 
 
-def _write_files(trace: Trace, choices: Choices, table: pa.Table, features: Features | None) -> None:
+def _write_files(
+    trace: Trace, choices: Choices, table: pa.Table, features: Features | None, texts: Mapping[int, str]
+) -> None:
     with files.explained(trace.folder):
         trace.folder.mkdir(parents=True, exist_ok=True)
         (trace.folder / DESCRIPTION).unlink(missing_ok=True)
@@ -161,6 +178,7 @@ def _write_files(trace: Trace, choices: Choices, table: pa.Table, features: Feat
         files.write(trace.path(layer), functools.partial(_write_layer, choices.of_layer(layer)))
     if features is not None:
         store(trace.folder, features, choices.layers, choices.tokens, choices.experts)
+    words_file.store(trace.folder, texts)
     files.write(trace.folder / DESCRIPTION, describe(trace, digests(trace)))
 
 

@@ -17,6 +17,7 @@ from routed.layer.selection import SELECTIONS, groupless, select
 from routed.metrics import agreement, entropies, load, router
 from routed.metrics.agreement import mean_cosine
 from routed.models.model import Site
+from routed.tasks.text import tokenizers
 from routed.training.probes import Block, Evaluation, Probe
 from routed.training.text_problem import TextKind, TextProblem, corpus, held_out
 
@@ -146,12 +147,13 @@ def layer_of(config: ConfigDict, sparse: int) -> int:
 
 
 def traced(kind: TextKind, config: ConfigDict) -> dict[str, dict[str, Any]]:
-    """Returns rows, ids and languages of the tokens of the arrays of choices (`ProblemPart.traced`)."""
-    names, arrays = np.asarray(corpus(kind.form, config).languages), {}
+    """Returns rows, ids, words and languages of the tokens of the arrays of choices (`ProblemPart.traced`)."""
+    text, arrays = corpus(kind.form, config), {}
+    names, vocabulary = np.asarray(text.languages), tokenizers.words(text.tokenizer)
     for stack, (row, token, language) in tokens_of(kind, config).items():
         layers = [f"{stack}_{layer_of(config, sparse)}" for sparse in range(config.transformer.sparse_layers)]
-        labels = {"language": names[language]}
-        arrays[f"{stack}/choices"] = {"sequence": row, "token_ids": token, "labels": labels, "layers": layers}
+        of_tokens = {"sequence": row, "token_ids": token, "labels": {"language": names[language]}}
+        arrays[f"{stack}/choices"] = of_tokens | {"vocabulary": vocabulary, "layers": layers}
     return arrays
 
 

@@ -86,6 +86,17 @@ def decode(tokenizer: Tokenizer, ids: Integer[np.ndarray, " N"]) -> str:
     return _processor(tokenizer.model).decode(pieces)
 
 
+def words(tokenizer: Tokenizer) -> list[str]:
+    """Returns the word of each id, for a reader: pad, end and unknown have names, bytes beyond ASCII are numbers."""
+    reserved = ["<pad>", "</s>", "<unk>"]
+    if tokenizer.digest == CHARACTERS.digest:
+        return [*reserved, *LETTERS]
+    if not tokenizer.model:
+        return reserved + [chr(byte) if byte < 128 else f"\\x{byte:02x}" for byte in range(BYTES)]
+    model = _processor(tokenizer.model)
+    return [model.id_to_piece(token).replace("▁", " ") for token in range(tokenizer.pieces)]
+
+
 def letters(text: str) -> str:
     """Converts text to the alphabet of text8: lower case, without accents, with a space at the end."""
     plain = unicodedata.normalize("NFKD", text).lower()

@@ -1,0 +1,156 @@
+"""The layers where a number is told from chance, and the layers whose experts follow a token's code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from routed.metrics import information
+from routed.trace.numbers import LEVEL
+from routed.trace.tokens import Conditional, Tokens
+
+#: Permutations of the labels of sequences, with which the value must be compared where sequences are few.
+PERMUTATIONS = 199
+#: Share of the largest possible information from which on experts follow a code; below it they follow it weakly.
+FOLLOWS = 0.1
+#: Share of a label's entropy that is left when the token id is known, below which an id names the label.
+NAMED = 0.05
+#: Normal quantile of the ends of an interval.
+QUANTILE = float(stats.norm.ppf((1 + LEVEL) / 2))
+
+
+def told(table: pd.DataFrame, groups: int, limits: Mapping[tuple[str, str], float]) -> list[bool | None]:
+    """Returns for each row (a layer and a number) True if its value is told from chance, None if nobody can say.
+
+    The value lies above chance by t standard errors of the bootstrap, with groups - 1 degrees of freedom and a level
+    of 2.5 % that is divided by the number of layers (Bonferroni). It is also above its limit in `limits`, by (layer,
+    number): the 97.5 percentile of permutations.
+    """
+    error = (table.high - table.low).to_numpy() / (2 * QUANTILE)
+    beyond = (table.value - table.chance).to_numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sure = stats.t.sf(beyond / error, max(groups - 1, 1)) < (1 - LEVEL) / 2 / table.layer.nunique()
+    limit = [limits.get(key, -np.inf) for key in zip(table.layer, table.number, strict=True)]
+    above = sure & (table.value.to_numpy() > np.array(limit) + 1e-6)
+    judged = (table.low.notna() & table.chance.notna()).to_numpy()
+    return [bool(yes) if can else None for yes, can in zip(above, judged, strict=True)]
+
+
+def limit_of_permutations(load: np.ndarray, tokens: Tokens, name: str, seed: int = 0) -> float:
+    """Returns the 97.5 percentile of I(expert; label) over permutations of a label among sequences.
+
+    `load` [G, E] counts assignments by group. -inf unless each group is one sequence and each sequence has one label:
+    with more sequences the bootstrap alone is right, with fewer its intervals are too short.
+    """
+    labels = tokens.by_sequence.get(name)
+    if labels is None or tokens.sequences != tokens.groups:
+        return -np.inf
+    starts = np.flatnonzero(np.diff(tokens.sequence, prepend=-1))
+    by_sequence, random = load[tokens.group[starts]].astype(float), np.random.default_rng(seed)
+    one_hot = (labels[:, None] == np.arange(tokens.counts[name])).astype(float)
+    draws = [information.mutual(random.permutation(one_hot).T @ by_sequence) for _ in range(PERMUTATIONS)]
+    return float(np.quantile(draws, (1 + LEVEL) / 2))
+
+
+def left_by_ids(tokens: Tokens, conditional: Conditional | None, name: str) -> float:
+    """Returns H(label | token id) in nats, plug-in, on the tokens of `conditional`; NaN without."""
+    if conditional is None:
+        return float("nan")
+    both, ids = (np.bincount(codes) for codes in (conditional.pairs[name][0], conditional.token))
+    return information.entropy(both) - information.entropy(ids)
+
+
+class Followed(NamedTuple):
+    """One number over layers: arrays [L] of its value, its chance, and the largest value that is possible.
+
+    `is_told` is by layer; None if the trace has no intervals.
+    """
+
+    value: np.ndarray
+    chance: np.ndarray
+    most: np.ndarray
+    hash: np.ndarray
+    is_told: np.ndarray | None
+
+    @property
+    def beyond(self) -> np.ndarray:
+        """Values minus chance, at least 0."""
+        return np.maximum(self.value - self.chance, 0)
+
+    @property
+    def share(self) -> np.ndarray:
+        """Values minus chance, over the largest possible value minus chance."""
+        return np.clip(self.beyond / np.maximum(self.most - self.chance, 1e-9), 0, 1)
+
+    @property
+    def strong(self) -> np.ndarray:
+        """Layers that follow: told from chance, and at least `FOLLOWS` of what is possible."""
+        return np.flatnonzero(self._sure & (self.share >= FOLLOWS))
+
+    @property
+    def weak(self) -> np.ndarray:
+        """Layers that are told from chance and have less than `FOLLOWS` of what is possible."""
+        return np.flatnonzero(self._sure & (self.share < FOLLOWS))
+
+    @property
+    def untold(self) -> np.ndarray:
+        """Layers that are not told from chance."""
+        return np.flatnonzero(~self._sure)
+
+    @property
+    def top(self) -> int:
+        """The layer with the largest value beyond chance, among those that are told from chance if there are any."""
+        beyond = self.beyond
+        return int(np.where(self._sure, beyond, -1.0).argmax() if self._sure.any() else beyond.argmax())
+
+    @property
+    def _sure(self) -> np.ndarray:
+        return np.zeros(len(self.value), bool) if self.is_told is None else self.is_told
+
+
+def followed(table: pd.DataFrame, number: str, most: np.ndarray | float = np.inf) -> Followed | None:
+    """Returns a number over layers; None if the trace does not have it."""
+    rows = table[table.number == number]
+    if not len(rows):
+        return None
+    can = rows.told.notna().all()
+    values = (rows[column].to_numpy(float) for column in ("value", "chance", "hash"))
+    value, chance, hashed = values
+    limit = np.broadcast_to(np.asarray(most, float), value.shape)
+    return Followed(value, chance, limit, hashed, np.array([*rows.told], bool) if can else None)
+
+
+def short_names(layers: Sequence[str]) -> list[str]:
+    """Returns names of layers as a sentence needs them: the number, if names differ in one number alone.
+
+    model.layers.3.mlp.gate and model.layers.4.mlp.gate are 3 and 4.
+    """
+    parts = [re.split(r"(\d+)", name) for name in layers]
+    if len(layers) < 2 or len({len(split) for split in parts}) > 1:
+        return [*layers]
+    differing = [i for i in range(len(parts[0])) if len({split[i] for split in parts}) > 1]
+    if len(differing) != 1 or not differing[0] % 2:
+        return [*layers]
+    return [split[differing[0]] for split in parts]
+
+
+def among(indices: Sequence[int], names: Sequence[str]) -> str:
+    """Returns "layer 3", "layers 2 and 3", "layers 0 to 4 and 7" or "all 4 layers"."""
+    if len(indices) == len(names) > 1:
+        return f"all {len(names)} layers"
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and runs[-1][-1] == index - 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    parts = []
+    for run in runs:
+        parts += [f"{names[run[0]]} to {names[run[-1]]}"] if len(run) > 2 else [names[index] for index in run]
+    listed = " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+    return f"layer{'s' if len(indices) > 1 else ''} {listed}"
