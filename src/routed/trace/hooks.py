@@ -79,8 +79,8 @@ def _check_k(k: int, experts: int) -> None:
 
 def _no_router(model: Any, pattern: str) -> str:
     kind = type(model).__name__
-    known = f"none beside a module `experts`, and none of the classes {', '.join(ROUTERS)}"
-    reason = f"no module of {kind} is named {pattern}" if pattern else f"{kind} has no router that is known ({known})"
+    classes = f"none beside a module `experts`, and none of the classes {', '.join(ROUTERS)}"
+    reason = f"no module of {kind} is named {pattern}" if pattern else f"{kind} has no router that is known ({classes})"
     names = [name for name, _ in model.named_modules() if re.search(r"(^|\.)(gate|router|\w+_router)$", name)]
     guess = f"; perhaps {re.sub(r'[.][0-9]+[.]', '.[0-9]+.', names[0])}" if names else ""
     advice = "name its router modules, whose output must be scores of the experts, with --routers=REGEX --k=K"

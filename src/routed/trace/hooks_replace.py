@@ -48,7 +48,7 @@ def replacing(
 
 
 def _replace(
-    name: str, place: RouterModule, router: Router, params: Mapping[str, Any], current: Mapping[str, Any], *call: Any
+    name: str, trained: RouterModule, router: Router, params: Mapping[str, Any], current: Mapping[str, Any], *call: Any
 ) -> Any:
     """Returns what a router's module returns for the scores of `router`; `call` is (module, args, kwargs, output).
 
@@ -61,14 +61,14 @@ def _replace(
 
     module, args, kwargs, _ = call
 
-    def make(trained: Any) -> Any:
-        batch = Batch(trained.scores.float(), trained.features, current["ids"], current["batch"])
+    def make(linear: Any) -> Any:
+        batch = Batch(linear.scores.float(), linear.features, current["ids"], current["batch"])
         return router.scores(params, batch)
 
     values = []
-    if (bias := choice_bias(place)) is not None:
-        own = torch.zeros_like(bias) if router.bias is None else torch.as_tensor(router.bias).to(bias)
-        values = [(bias, own.reshape(bias.shape))]
+    if (bias := choice_bias(trained)) is not None:
+        value = torch.zeros_like(bias) if router.bias is None else torch.as_tensor(router.bias).to(bias)
+        values = [(bias, value.reshape(bias.shape))]
     with _with_k(module, router.k):
         result = output_with(module, args, kwargs, make, values)
     if result is None:
@@ -86,8 +86,8 @@ def _with_k(module: Any, k: int) -> Iterator[None]:
     if not k:
         yield
         return
-    kind, own = type(module).__name__, getattr(module, "top_k", None)
-    if own is None or kind == "JetMoeTopKGating":  # whose block has a k too
+    kind, before = type(module).__name__, getattr(module, "top_k", None)
+    if before is None or kind == "JetMoeTopKGating":  # whose block has a k too
         raise UserError(f"{kind} returns scores alone, and the model takes its k experts behind it")
     module.top_k = k
     try:
@@ -95,7 +95,7 @@ def _with_k(module: Any, k: int) -> Iterator[None]:
     except (AssertionError, ValueError, RuntimeError) as error:
         raise UserError(f"{kind} has no rule for {k} experts a token ({str(error).splitlines()[0]})") from error
     finally:
-        module.top_k = own
+        module.top_k = before
 
 
 def choices_of(
@@ -122,27 +122,27 @@ def check_rules(model: Any, modules: Mapping[str, RouterModule], row: np.ndarray
 
     def turned(name: str, by: int) -> Router:
         bias = choice_bias(modules[name])
-        own = None if bias is None else as_array(bias).reshape(-1)
-        return Router(lambda params, batch: batch.scores.roll(by, 1), bias=own)
+        value = None if bias is None else as_array(bias).reshape(-1)
+        return Router(lambda params, batch: batch.scores.roll(by, 1), bias=value)
 
-    own, loss = choices_of(model, modules, {}, row)
-    same, _ = choices_of(model, modules, {name: turned(name, 0) for name in modules}, row)
+    trained, loss = choices_of(model, modules, {}, row)
+    repeated, _ = choices_of(model, modules, {name: turned(name, 0) for name in modules}, row)
     advice = "surgery cannot replace it; name the routers to replace with --routers=REGEX --k=K"
     for name, router in modules.items():
-        if not _alike(own[name], same[name], weights=True):
+        if not _alike(trained[name], repeated[name], weights=True):
             raise UserError(f"{name}: its own scores, put back, make other choices: {advice}")
-        others, changed_loss = choices_of(model, modules, {name: turned(name, 1)}, row)
-        all_chosen = own[name].experts.shape[-1] == own[name].scores.shape[-1]
+        changed, changed_loss = choices_of(model, modules, {name: turned(name, 1)}, row)
+        all_chosen = trained[name].experts.shape[-1] == trained[name].scores.shape[-1]
         is_seen = router.block is not None or router.read is not None
-        if _alike(own[name], others[name], weights=all_chosen) or (not is_seen and loss == changed_loss):
+        if _alike(trained[name], changed[name], weights=all_chosen) or (not is_seen and loss == changed_loss):
             raise UserError(f"{name}: its choices stay the same with the scores of other experts: {advice}")
 
 
-def _alike(one: RouterOutput, other: RouterOutput, weights: bool) -> bool:
+def _alike(first: RouterOutput, second: RouterOutput, weights: bool) -> bool:
     """True if two outputs have the same experts for every token, and the same weights if `weights`."""
-    if not one.experts.sort(-1).values.equal(other.experts.sort(-1).values):
+    if not first.experts.sort(-1).values.equal(second.experts.sort(-1).values):
         return False
-    return not weights or bool(one.weights.float().isclose(other.weights.float(), atol=1e-3).all())
+    return not weights or bool(first.weights.float().isclose(second.weights.float(), atol=1e-3).all())
 
 
 def has_constant_weights(

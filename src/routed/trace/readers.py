@@ -65,9 +65,9 @@ def switch(module: Any, output: Any) -> RouterOutput:
     The model chooses by probabilities in the type of its input; in bfloat16 they may be equal where logits are not.
     """
     mask, weights, scores = (tensor.reshape(-1, tensor.shape[-1]) for tensor in output)
-    kept = mask.any(-1, keepdim=True)
+    is_kept = mask.any(-1, keepdim=True)
     chosen = _probabilities(scores, module, weights).argmax(-1, keepdim=True)
-    return RouterOutput(scores, chosen.where(~kept, mask.argmax(-1, keepdim=True)), weights, kept)
+    return RouterOutput(scores, chosen.where(~is_kept, mask.argmax(-1, keepdim=True)), weights, is_kept)
 
 
 def nllb(module: Any, output: Any) -> RouterOutput:
@@ -92,10 +92,10 @@ def jetmoe(module: Any, output: Any) -> RouterOutput:
     """Reads (order of choices by expert, tokens, weights in that order, choices of each expert, logits) of JetMoE."""
     order, _, weights, sizes, scores = output
     sorted_experts = order.new_tensor([expert for expert, size in enumerate(sizes) for _ in range(size)])
-    experts, own = order.new_empty(order.shape), weights.new_empty(order.shape)
-    experts[order], own[order] = sorted_experts, weights
+    experts, shares = order.new_empty(order.shape), weights.new_empty(order.shape)
+    experts[order], shares[order] = sorted_experts, weights
     shape = (len(scores), module.top_k)
-    return RouterOutput(scores, experts.reshape(shape), own.reshape(shape))
+    return RouterOutput(scores, experts.reshape(shape), shares.reshape(shape))
 
 
 #: Class of a router in transformers 5 whose experts do not receive (experts, weights) -> reader of its output.
