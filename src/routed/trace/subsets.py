@@ -83,7 +83,7 @@ def _replacements() -> dict[str, Replacement]:
     for choice, (choose, words, drawn) in CHOICES.items():
         for share in SHARES:
             text = f"The trained router on {share:g} % of the experts of each layer: those {words}."
-            label = f"{share:g} % of the experts, {words}"
+            label = f"{share:g} % of the experts, those {words}"
             subsets[name_of(choice, share)] = Replacement(
                 subset(choose, share), label, text, drawn=drawn, learns=False, replaces_all=True
             )

@@ -34,6 +34,7 @@ def kept_experts(worth: pd.DataFrame) -> Drawn | None:
         panel.means(series, map(Point, where, estimates_of(rows)), joined=True)
     if not panel.rows:
         return None
+    panel.means(Series("all experts"), [Point(float(np.log2(100)), Estimate(0.0, np.nan, np.nan, 0))])
     panel.rule("y", 0, faint=True)
     panel.y.domain = value_ends([panel], zero=False)
     panel.y.cover(0.0, 0.0)
