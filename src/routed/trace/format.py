@@ -75,11 +75,7 @@ def describe(trace: Trace, digests: Mapping[str, str] | None = None) -> str:
 
 
 def digests(trace: Trace) -> dict[str, str]:
-    """Returns the SHA-256 of each file of a trace but trace.json, by name.
-
-    Raises:
-      UserError: a file is missing.
-    """
+    """Returns the SHA-256 of each file of a trace but trace.json, by name; a missing file is a `UserError`."""
     names = [TOKENS]
     for layer in range(len(trace.layers)):
         names += [LAYER_FILE.format(layer)] + ([features.LAYER_FILE.format(layer)] if trace.has_features else [])
@@ -135,7 +131,7 @@ def _parse(path: pathlib.Path) -> tuple[Trace, Mapping[str, str] | None]:
         if version != FORMAT or isinstance(version, bool):
             raise UserError(f"{file} has format {version}, this program reads {FORMAT}: write the trace again")
         for name in ("has_ids", "has_sequences", "has_features", "has_positions"):
-            if not isinstance(content.get(name, False), bool):
+            if type(content.get(name, False)) is not bool:
                 checks.refuse(f"{name}={content[name]!r}: must be true or false")
         for name, kind in (("layers", list), ("labels", list), ("held", list), ("rule", dict), ("digests", dict)):
             if not isinstance(content.get(name, kind()), kind) and (name, stored) != ("digests", None):

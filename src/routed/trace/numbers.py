@@ -74,6 +74,21 @@ def common_name(number: str) -> str:
     return COMMON[max(starts, key=len)] if starts else ""
 
 
+#: Name of a number -> its common name, and how the common number is made of ours.
+ALIASES: dict[str, tuple[str, str]] = {
+    "load_max": ("MaxVio", "load_max - 1"),
+    "experts_used": ("normalised load entropy", "log(experts_used) / log(E)"),
+    "dead": ("dead or inactive experts", "the same"),
+    "dropped": ("token drop rate", "the same"),
+    "entropy_token": ("routing entropy", "the same, in nats"),
+    "confidence": ("routing confidence, top-1 probability", "the same"),
+    "table": ("vocabulary specialisation", "table.token, beside a table of the other half of the text"),
+    "mi": ("domain specialisation", "mi.LABEL is its sum over experts and labels, in nats"),
+    "pairs": ("co-activation", "nats beyond what the loads give, instead of a share for each pair"),
+    "churn": ("router saturation", "1 - churn, with the last checkpoint as the second"),
+}
+
+
 def bootstrap_weights(groups: int, seed: int = 0) -> np.ndarray | None:
     """Returns how often each draw of the bootstrap takes each group [draws, G]; None with fewer than two groups."""
     if groups < 2:
