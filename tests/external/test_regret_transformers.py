@@ -168,7 +168,7 @@ def test_a_surgery_with_all_of_it(tmp_path):
     assert Job(ALL, "untrained25", 1) in result.losses
     tables = surgery_page.report(result, tmp_path)
     page = (tmp_path / "surgery.html").read_text()
-    assert page.count("<svg") == 5 and "How many experts" in page and (tmp_path / "regret.csv").exists()
+    assert page.count("<svg") == 5 and "how many experts" in page and (tmp_path / "regret.csv").exists()
     assert any("12.5 %" in text for text in tables["findings"])
     again = surgery.surgery(model, HERE, OTHER, tmp_path, replace=replace, **more)
     for layer, read in again.regret.items():
