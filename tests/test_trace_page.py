@@ -83,7 +83,7 @@ def test_a_label_beyond_the_token_id_is_told_from_one_through_it(tmp_path):
     experts = np.stack([by_id, by_language])[:, :, None]
     (found,) = [found for found in findings.findings(said(tmp_path, experts, token_ids=ids))
                 if found.numbers == ("mi.language",)]  # fmt: skip
-    assert found.text.startswith("All 2 layers follow the language: 0.67 of at most 0.67 nats")  # ln 2 - .02
+    assert found.text.startswith("Both layers follow the language: 0.67 of at most 0.67 nats")  # ln 2 - .02
     assert "Layer 1 does so beyond the token id" in found.more
     assert "Layer 0 is not seen to know more than the token id tells" in found.more
     apart = 20 * (SEQUENCE % 2) + random.integers(0, 10, ROWS * LENGTH)
@@ -137,6 +137,15 @@ def test_names_of_layers_are_short(layers, short):
 )  # fmt: skip
 def test_layers_are_listed(indices, text):
     assert evidence.among(indices, [*"012345678"]) == text
+
+
+def test_the_number_in_a_sentence_is_that_of_a_layer_which_it_names():
+    """Layer 0 has more nats, .3 of 4: it follows weakly. Layer 1 has .2 of 1, and is the one that is named."""
+    values = (np.array(row) for row in ([0.3, 0.2, 0.9], [0.0, 0.0, 0.0], [4.0, 1.0, 1.0], [0.0, 0.0, 0.0]))
+    layers = evidence.Followed(*values, np.array([True, True, False]))
+    assert (layers.strong.tolist(), layers.weak.tolist(), layers.untold.tolist(), layers.top) == ([1], [0], [2], 1)
+    assert layers._replace(is_told=np.array([True, False, False])).top == 0
+    assert layers._replace(is_told=None).top == 2
 
 
 def test_a_layer_is_told_by_its_error_and_the_number_of_layers():

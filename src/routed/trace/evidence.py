@@ -104,9 +104,9 @@ class Followed(NamedTuple):
 
     @property
     def top(self) -> int:
-        """The layer with the largest value beyond chance, among those that are told from chance if there are any."""
-        beyond = self.beyond
-        return int(np.where(self._sure, beyond, -1.0).argmax() if self._sure.any() else beyond.argmax())
+        """The layer with the largest value beyond chance: of the strong layers, else of the weak ones, else of all."""
+        chosen = next(filter(len, (self.strong, self.weak)), np.arange(len(self.value)))
+        return int(chosen[self.beyond[chosen].argmax()])
 
     @property
     def _sure(self) -> np.ndarray:
@@ -142,7 +142,7 @@ def short_names(layers: Sequence[str]) -> list[str]:
 def among(indices: Sequence[int], names: Sequence[str]) -> str:
     """Returns "layer 3", "layers 2 and 3", "layers 0 to 4 and 7" or "all 4 layers"."""
     if len(indices) == len(names) > 1:
-        return f"all {len(names)} layers"
+        return f"all {len(names)} layers" if len(names) > 2 else "both layers"
     runs: list[list[int]] = []
     for index in indices:
         if runs and runs[-1][-1] == index - 1:
