@@ -242,8 +242,7 @@ def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE, most: i
 
     With `most` only so many ranks of each column are read.
 
-    Raises:
-      UserError: the file is damaged.
+    Raises: UserError: the file is damaged.
     """
     names = {column: _flat_columns(trace, column)[:most] for column in columns}
     flat_columns = [name for flat in names.values() for name in flat]
