@@ -241,8 +241,7 @@ def stripes(trace: Trace, layer: int, *columns: str, size: int = STRIPE, most: i
 
     With `most` only so many ranks of each column are read.
 
-    Raises:
-      UserError: the file is damaged.
+    Raises: UserError: the file is damaged.
     """
     names = {name: flat[:most] for name, flat in _flat_names(trace, columns).items()}
     flat_columns = [name for flat in names.values() for name in flat]
