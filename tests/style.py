@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 #: The largest allowed value of each measure: what has been reached.
 LIMITS = {
     "code: docstrings that begin with a question word": 0,
-    "code: files over 300 lines": 3,
+    "code: files over 300 lines": 4,
     "code: functions over 60 lines": 0,
     "code: functions with more than 8 parameters": 0,
     "code: lines over 120 characters": 0,
@@ -25,9 +25,9 @@ LIMITS = {
     'code: tests `"key" in config`': 4,
     "documents: lines over 100 characters": 0,
     "documents: sentences over 28 words": 28,
-    "documents: words": 54_000,
+    "documents: words": 56_700,
     "experiments: docstrings over 40 lines": 0,
-    "lines: all of src": 42_100,
+    "lines: all of src": 45_000,
     "lines: core": 25_400,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}

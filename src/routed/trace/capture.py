@@ -45,12 +45,11 @@ def capture(
 ) -> list[Trace]:
     """Runs `model` (of transformers) on rows of token ids of one length, and writes its routers' choices to `out`.
 
-    `names` has the file of each row, for the label `file`; `vocabulary` is the tokenizer. The same
-    call continues a killed capture, and reads a finished one. Returns one trace, or two of an encoder-decoder.
+    `names` has the file of each row, for the label `file`; `vocabulary` is the tokenizer. The same call continues a
+    killed capture, and reads a finished one. Returns one trace, or two of an encoder-decoder.
 
     Raises:
-      UserError: the version of transformers, the architecture or a router is unknown, the model lacks a token id, or
-      `out` holds a capture of other rows or another model.
+      UserError: transformers or a router is unknown, the model lacks a token id, or `out` holds another capture.
     """
     import torch
 

@@ -116,14 +116,15 @@ def experts(values: np.ndarray, layer: Any, count: int) -> None:
 
 
 def weights(values: np.ndarray, layer: Any, chosen: np.ndarray) -> None:
-    """Refuses weights [T, k] of chosen experts that are no real numbers of 0 to 1e30."""
+    """Refuses weights [T, k] of chosen experts that are no real numbers up to 1e30, of any sign, as Gemma 4 has."""
     if values.dtype.kind not in "biuf":
         refuse(f"weights of layer {layer} are {values.dtype}: must be real numbers")
     with np.errstate(invalid="ignore"):
-        bad = ((chosen >= 0) & ~((values >= 0) & (values <= LARGEST_WEIGHT))).any(1)
+        bad = ((chosen >= 0) & ~(np.abs(values) <= LARGEST_WEIGHT)).any(1)
     if bad.any():
         token = int(bad.argmax())
-        refuse(f"layer {layer}, token {token} has weights {values[token].tolist()}: must be finite and at least 0")
+        allowed = f"must be finite, at most {LARGEST_WEIGHT:g}"
+        refuse(f"layer {layer}, token {token} has weights {values[token].tolist()}: {allowed}")
 
 
 def kept(values: np.ndarray, layer: Any) -> None:

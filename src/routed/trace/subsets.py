@@ -80,10 +80,10 @@ def name_of(choice: str, share: float) -> str:
 
 def _replacements() -> dict[str, Replacement]:
     subsets: dict[str, Replacement] = {}
-    for choice, (choose, words, drawn) in CHOICES.items():
+    for choice, (choose, meaning, drawn) in CHOICES.items():
         for share in SHARES:
-            text = f"The trained router on {share:g} % of the experts of each layer: those {words}."
-            label = f"{share:g} % of the experts, those {words}"
+            text = f"The trained router on {share:g} % of the experts of each layer: those {meaning}."
+            label = f"{share:g} % of the experts, those {meaning}"
             subsets[name_of(choice, share)] = Replacement(
                 subset(choose, share), label, text, drawn=drawn, learns=False, replaces_all=True
             )

@@ -26,8 +26,8 @@ def kept_experts(worth: pd.DataFrame) -> Drawn | None:
     ends = (min(ticks) - 0.3, max(ticks) + 0.3)
     x = Axis("experts kept in every layer (%)", ends, ticks=ticks, all_labels=True)
     panel = Panel(x, Axis("loss above the model's own\n(nats a token)"), width=320, height=230)
-    for number, (choice, (_, words, _)) in enumerate(CHOICES.items()):
-        series = Series(f"those {words}", COLOURS[number], SHAPES[number], dashed=number > 0)
+    for number, (choice, (_, meaning, _)) in enumerate(CHOICES.items()):
+        series = Series(f"those {meaning}", COLOURS[number], SHAPES[number], dashed=number > 0)
         shares = {name_of(choice, share): share for share in SHARES}
         rows = worth[(worth.place == ALL) & (worth.reason == "") & worth.router.isin(shares)]
         where = [float(np.log2(shares[name])) + 0.04 * (number - 1) for name in rows.router]

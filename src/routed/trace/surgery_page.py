@@ -138,7 +138,7 @@ def _single_layers(result: SurgeryResult, rows: pd.DataFrame) -> Drawn | None:
         panel = Panel(layer_axis(result.layers), y, EVERY[name].label, width=210, height=150)
         parts = (rows[rows.router == NOISE], replaced[replaced.repaired == 0], replaced[replaced.repaired > 0])
         for some, series in zip(parts, (REFERENCE, PLAIN, REPAIRED), strict=True):
-            where = [float(result.layers.index(place)) for place in some.place]
+            where = [float(result.layers.index(layer)) for layer in some.place]
             panel.means(series, map(Point, where, estimates_of(some), some.place), joined=True)
         panel.rule("y", 0, faint=True)
         panels.append(panel)

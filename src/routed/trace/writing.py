@@ -58,8 +58,7 @@ def write(
     already in the folder is replaced.
 
     Raises:
-      UserError: shapes do not agree, a value is not finite or cannot be stored, an expert is beyond the count, a row
-      has no label, two layers have one name.
+      UserError: shapes or names do not agree, a value cannot be stored, an expert is beyond the count.
     """
     given = {"scores": scores, "experts": experts, "weights": weights, "kept": kept}
     choices = choices_of(given, k, num_experts, keep_scores)
