@@ -71,6 +71,21 @@ def test_scores_of_a_users_router_are_checked_before_they_are_used(change, given
         jax.eval_shape(moe.init, jax.random.key(0), X)
 
 
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"rule": SelectionRule(k=5)}, "k=5: a token has 1 to 4 of 4 experts"),
+        ({"rule": SelectionRule("sigmoid", k=0)}, "k=0: a token has 1 to 4 of 4 experts"),
+        ({"rule": SelectionRule("topk")}, "rule 'topk' is unknown (did you mean 'top_k'?); known: soft, top_k"),
+        ({"rule": SelectionRule(capacity_factor=-1.0)}, "capacity_factor=-1.0: must be at least 0"),
+        ({"dispatch": "einsum"}, "dispatch 'einsum' is unknown"),
+    ],
+)
+def test_a_layer_that_cannot_be_is_refused(changes, refusal):
+    with pytest.raises(UserError, match=re.escape(refusal)):
+        layer(**changes)
+
+
 def test_equal_experts_make_routing_irrelevant():
     moe = layer(rule=SelectionRule(k=2, renormalise=True))
     params = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X))["params"]

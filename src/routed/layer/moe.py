@@ -15,7 +15,7 @@ from absl import logging as log
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
-from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting
+from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting, UserError, nearest
 from routed.layer import dispatch
 from routed.layer.dispatch.parallel import EXCHANGED, EXPERT, parallel, parallel_select
 from routed.layer.model_rules import scaled_inputs
@@ -66,6 +66,7 @@ class MoE(nn.Module):
     et al. 2024). A selection may bring a forward of its own (`Selection.forward`), which calls the methods below.
 
     Raises:
+      UserError: no such rule or dispatch, or k experts of a token are not possible.
       TypeError: a dispatch that cannot serve the selection, or the mesh; it names one that can.
     """
 
@@ -84,6 +85,7 @@ class MoE(nn.Module):
     mesh: Mesh | None = None  # with axes `data` and `expert`: experts are shared out over the latter
 
     def __post_init__(self):
+        check_layer(self.rule, self.num_experts, self.dispatch)
         settings = SELECTIONS[self.rule.name].settings
         if self.rule.settings is None and settings:  # a rule that no config made has the defaults
             self.rule = self.rule._replace(
@@ -166,6 +168,22 @@ class MoE(nn.Module):
             return run(experts.run, experts.params, experts.x, routing, experts.queues)
         run = EXCHANGED[name] if self.mesh.shape[EXPERT] > 1 else run
         return parallel(run, experts.run, experts.params, experts.x, routing, experts.queues, self.mesh)
+
+
+def check_layer(rule: SelectionRule, experts: int, name: str) -> None:
+    """Refuses a rule or a dispatch (`name`) that no layer of so many experts can have.
+
+    Raises:
+      UserError: names the argument, its value, and what is allowed.
+    """
+    dispatches = [dispatch.AUTO, *dispatch.DISPATCHES]
+    for argument, value, known in (("rule", rule.name, [*SELECTIONS]), ("dispatch", name, dispatches)):
+        if value not in known:
+            raise UserError(f"{argument} {value!r} is unknown{nearest(value, known)}; known: {', '.join(known)}")
+    if "k" in SELECTIONS[rule.name].reads and not 1 <= rule.k <= experts:
+        raise UserError(f"k={rule.k}: a token has 1 to {experts} of {experts} experts")
+    if rule.capacity_factor < 0:
+        raise UserError(f"capacity_factor={rule.capacity_factor}: must be at least 0; 0 drops nothing")
 
 
 def route_and_dispatch(layer: MoE, tokens: Tokens) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
