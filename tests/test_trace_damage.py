@@ -288,7 +288,7 @@ def test_what_a_trace_cannot_store_is_refused(tmp_path, given, message):
 
 def test_a_folder_that_takes_no_file_names_out(tmp_path, monkeypatch):
     """`routed trace report` has no --workdir."""
-    monkeypatch.setattr(report, "draw", lambda analysed: [])
+    monkeypatch.setattr(report, "draw", lambda analysed, without: [])
     trace.write(tmp_path / "t", **one_layer())
     (tmp_path / "file").write_bytes(b"")
     try:

@@ -228,7 +228,7 @@ def check_decoder(config: ConfigDict) -> None:
     _check(config, (config.batch_size * config.data.input_length,), "a step")
     if config.transformer.positions == "rotary" and config.transformer.head_dim % 2:
         refuse("transformer.head_dim", config.transformer.head_dim, "must be even, as rotary positions turn pairs")
-    if config.selection.priority == "score":
+    if config.selection.get("priority") == "score":
         refuse("selection.priority", "score", "a decoder queues its tokens in their order (causal); use causal")
 
 

@@ -105,14 +105,14 @@ def _shapes_of(given: Mapping[str, Arrays]) -> dict[str, tuple[int, ...]]:
 
 def _check_axes(shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuses axes that stand in another order, before their layers are read: 6,000 layers of 3 tokens take 10 GB."""
-    for name, (layers, tokens, last) in shapes.items():
-        axes = f"[layers, tokens, {'experts' if name == 'scores' else 'k'}]"
+    for column, (layers, tokens, last) in shapes.items():
+        axes = f"[layers, tokens, {'experts' if column == 'scores' else 'k'}]"
         if layers > max(MANY_LAYERS, tokens):
-            text = f"{name} has {layers:,} layers of {tokens:,} tokens: its axes must be {axes}"
-            refuse(f"{text}; if tokens come first, give {name}.swapaxes(0, 1)")
+            text = f"{column} has {layers:,} layers of {tokens:,} tokens: its axes must be {axes}"
+            refuse(f"{text}; if tokens come first, give {column}.swapaxes(0, 1)")
         if last > max(MANY_EXPERTS, tokens):
-            text = f"{name} has {tokens:,} tokens with {last:,} entries each: its axes must be {axes}"
-            refuse(f"{text}; if tokens come last, give {name}.swapaxes(1, 2)")
+            text = f"{column} has {tokens:,} tokens with {last:,} entries each: its axes must be {axes}"
+            refuse(f"{text}; if tokens come last, give {column}.swapaxes(1, 2)")
 
 
 def _sizes(given: Mapping[str, Arrays], shapes: Mapping[str, Any], k: Any, num_experts: Any) -> tuple[int, int]:

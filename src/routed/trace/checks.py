@@ -135,15 +135,15 @@ def kept(values: np.ndarray, layer: Any) -> None:
 
 def tokens(arrays: dict[str, np.ndarray]) -> None:
     """Refuses sequence, position or token [T] that are no integers, or whose values are not possible."""
-    for name, array in arrays.items():
+    for column, array in arrays.items():
         if array.dtype.kind not in "iu":
-            refuse(f"{name} is {array.dtype}: must be integers")
-        most = np.iinfo(np.int32 if name == "position" else np.int64).max
+            refuse(f"{column} is {array.dtype}: must be integers")
+        most = np.iinfo(np.int32 if column == "position" else np.int64).max
         low, high = int(array.min()), int(array.max())
-        if low < 0 and name != "sequence":
-            refuse(f"{name}: {low} is negative; leave padding out")
+        if low < 0 and column != "sequence":
+            refuse(f"{column}: {low} is negative; leave padding out")
         if high > most or low < -most:
-            refuse(f"{name}: {high if high > most else low} cannot be stored; the largest is {most:,}")
+            refuse(f"{column}: {high if high > most else low} cannot be stored; the largest is {most:,}")
     if "sequence" in arrays:
         starts = starts_of(arrays["sequence"])
         if len(np.unique(arrays["sequence"][starts])) != len(starts):
