@@ -32,7 +32,7 @@ from routed.contracts import UserError
 from routed.system import commands, files
 
 OUT = flags.DEFINE_string(
-    "out", None, "The page to write; default report.html in the folder, or in the first one's parent."
+    "out", "", "The page to write; default report.html in the folder, or in the first one's parent."
 )
 DOCS = flags.DEFINE_string(
     "docs", None, "The folder of result pages: keeps these workdirs' tables in its data/ and makes its pages again."

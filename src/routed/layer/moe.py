@@ -177,9 +177,9 @@ def check_layer(rule: SelectionRule, experts: int, name: str) -> None:
       UserError: names the argument, its value, and what is allowed.
     """
     dispatches = [dispatch.AUTO, *dispatch.DISPATCHES]
-    for argument, value, known in (("rule", rule.name, [*SELECTIONS]), ("dispatch", name, dispatches)):
-        if value not in known:
-            raise UserError(f"{argument} {value!r} is unknown{nearest(value, known)}; known: {', '.join(known)}")
+    for argument, value, names in (("rule", rule.name, [*SELECTIONS]), ("dispatch", name, dispatches)):
+        if value not in names:
+            raise UserError(f"{argument} {value!r} is unknown{nearest(value, names)}; known: {', '.join(names)}")
     if "k" in SELECTIONS[rule.name].reads and not 1 <= rule.k <= experts:
         raise UserError(f"k={rule.k}: a token has 1 to {experts} of {experts} experts")
     if rule.capacity_factor < 0:

@@ -54,10 +54,10 @@ def make_config(
     Raises:
       UserError: unknown figure, scale or key, or a value of the wrong type.
     """
-    own = _OWN_FIGURES.get({})
-    figure, scale = variant(arg, {**figures, **own}, tuple(scales))
+    asked = _OWN_FIGURES.get({})
+    figure, scale = variant(arg, {**figures, **asked}, tuple(scales))
     config = override(base(), {"name": name, "figure": figure, "scale": scale, **protocol})
-    for of_file in (figures, own):
+    for of_file in (figures, asked):
         config = override(config, of_file[figure].changes if figure in of_file else {})
     return override(config, scales[scale](config))
 
