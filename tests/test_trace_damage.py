@@ -218,17 +218,16 @@ def test_a_field_that_the_files_contradict_is_named(whole, tmp_path, field, valu
         trace.read(tmp_path / "t")
 
 
-def test_tables_that_cannot_fit_into_memory_are_refused(tmp_path, monkeypatch):
-    """30,000 experts and 2 a token: 12 sequences x 30,000^2 pairs are 10.8 x 10^9 cells, which are not counted.
-
-    The table of token ids has 2 halves x ids x 30,000 cells.
-    """
-    chosen = np.stack([np.zeros((1, TOKENS), int), np.full((1, TOKENS), 29_999)], -1)
-    stored = trace.write(tmp_path, experts=chosen, num_experts=30_000, sequence=ROWS, token_ids=np.arange(TOKENS))
-    assert "pairs" not in set(analysis.analyse([stored]).table.number)
-    cells = 2 * TOKENS * 30_000
+def test_tables_that_cannot_fit_into_memory_are_left_out_or_refused(tmp_path, monkeypatch):
+    """12 sequences x 300^2 pairs of experts are 1,080,000 cells; the table of ids has 2 halves x ids x 300."""
+    chosen = np.stack([np.zeros((1, TOKENS), int), np.full((1, TOKENS), 299)], -1)
+    stored = trace.write(tmp_path, experts=chosen, num_experts=300, sequence=ROWS, token_ids=np.arange(TOKENS))
+    for cells, counted in ((1_080_000, True), (1_079_999, False)):
+        monkeypatch.setattr(counts, "PAIRS", cells)
+        assert ("pairs" in set(analysis.analyse([stored]).table.number)) == counted
+    cells = 2 * TOKENS * 300
     monkeypatch.setattr(counts, "MOST_CELLS", cells - 1)
-    with pytest.raises(UserError, match=f"tables of 30,000 experts have {cells:,} cells"):
+    with pytest.raises(UserError, match=f"tables of 300 experts have {cells:,} cells"):
         analysis.analyse([stored])
 
 
