@@ -66,7 +66,8 @@ def load(folder: pathlib.Path, layer: int) -> tuple[np.ndarray, np.ndarray, np.n
         token, values, kernel, offset = (arrays[name] for name in ("token", "features", "kernel", "offset"))
     except Exception as error:  # a damaged archive raises errors of zipfile, zlib, struct and NumPy
         raise UserError(f"{path} is missing or damaged ({type(error).__name__}): write the trace again") from error
-    shapes = values.shape == (*token.shape, len(kernel)) and kernel.shape[1:] == offset.shape and token.ndim == 1
+    axes = (token.ndim, values.ndim, kernel.ndim, offset.ndim) == (1, 2, 2, 1)
+    shapes = axes and values.shape == (len(token), len(kernel)) and kernel.shape[1:] == offset.shape
     real = token.dtype.kind in "iu" and all(array.dtype.kind == "f" for array in (values, kernel, offset))
     if not shapes or not real or not all(np.isfinite(array).all() for array in (values, kernel, offset)):
         raise UserError(f"{path} has arrays that do not agree, or are not finite: write the trace again")
