@@ -111,7 +111,7 @@ def damage(data, folder):
             change_column(folder, name, column, lambda old: pa.array([value] * TOKENS))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), age=st.sampled_from(["new", "old"]))
 @pytest.mark.slow
 def test_no_damage_ends_in_a_traceback(whole, tmp_path, data, age):
