@@ -299,7 +299,7 @@ def test_a_folder_that_takes_no_file_names_out(tmp_path, monkeypatch):
 
 
 def test_experts_in_ascending_order_have_no_first_expert(tmp_path):
-    """As Megatron writes them. Weights say which is first; of 60 tokens nothing is concluded."""
+    """Megatron writes ascending experts. Weights say which is first; 60 tokens are too few to conclude it."""
     chosen = np.sort(RNG.permuted(np.tile(np.arange(8), (2, 200, 1)), axis=2)[..., :2], axis=2)
     weights = RNG.random(chosen.shape)
     given = {"num_experts": 8, "sequence": np.arange(200) // 5}

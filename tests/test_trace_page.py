@@ -99,7 +99,7 @@ def test_without_sequences_nothing_is_told_from_chance(tmp_path):
 
 
 def test_four_sequences_of_two_languages_prove_nothing(tmp_path):
-    """Of 6 permutations of de, en, de, en two have the value itself, so a third of them are as large."""
+    """Two of the 6 permutations of de, en, de, en have the value itself: a third of them are as large."""
     here = SEQUENCE < 4
     some = {"sequence": SEQUENCE[here], "token_ids": TOKEN[here], "labels": {"language": LABEL[here]}}
     result = said(tmp_path, planted("language")[:, here], **some)
@@ -187,7 +187,7 @@ def test_text_of_any_kind_reaches_the_page_as_text(tmp_path):
 
 
 def test_the_view_has_the_experts_of_the_trace(tmp_path):
-    """Of each token that is shown: its experts, and its weight and score within 1/255 of their range."""
+    """Each shown token has its experts, and its weight and score within 1/255 of their range."""
     scores = np.random.default_rng(3).normal(size=(3, ROWS * LENGTH, EXPERTS)).astype(np.float32)
     routed.analyse(scores, k=2, token_ids=TOKEN, sequence=SEQUENCE, labels={"language": LABEL}, out=tmp_path)
     data = data_of((tmp_path / "report.html").read_text("utf-8"))

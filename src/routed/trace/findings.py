@@ -84,7 +84,7 @@ def _follows(analysis: Analysis) -> Iterator[Finding]:
             analysis,
             number,
             name=row.name,
-            it=layers,
+            followed=layers,
             by_sequence=analysis.tokens.by_sequence[code] is not None,
             table=followed(analysis.table, "table.token") if code == "token" else None,
             named=code in analysis.left and given is None and analysis.left[code] == analysis.left[code],
@@ -115,7 +115,7 @@ def _confidence(analysis: Analysis) -> Iterator[Finding]:
 
 def _pairs(analysis: Analysis) -> Iterator[Finding]:
     if pairs := followed(analysis.table, "pairs"):
-        yield _said("pairs", analysis, "pairs", it=pairs)
+        yield _said("pairs", analysis, "pairs", followed=pairs)
 
 
 def _next(analysis: Analysis) -> Iterator[Finding]:
@@ -126,7 +126,7 @@ def _next(analysis: Analysis) -> Iterator[Finding]:
     if analysis.routers is not None:
         shares, chance = analysis.routers
         neighbours = {"value": np.diagonal(shares, 1), "chance": chance[:-1]}
-    yield _said("next", analysis, "next", it=following, alike=alike, neighbours=neighbours)
+    yield _said("next", analysis, "next", followed=following, alike=alike, neighbours=neighbours)
 
 
 def _controls(analysis: Analysis) -> Iterator[Finding]:

@@ -82,7 +82,7 @@ def report(
         source=trace.source,
         trace=trace,
         tokens=analysis.tokens,
-        found=[*zip(results, shown, strict=True)],
+        findings=[*zip(results, shown, strict=True)],
         overview=[_cells(row) for row in overview(analysis)],
         **_view(analysis, vocabulary, seed),
         layer_names=short_names(trace.layers),

@@ -31,6 +31,8 @@ from routed.trace.replacements import NOT_LINEAR, Router, Site
 from routed.trace.sites import linear_weights, sites_of
 from routed.trace.surgery_jobs import ALL, Job, SurgeryResult, jobs_of, repair_steps_of, replacements_of
 
+#: Why a replaced router has no loss although the model ran: a loss of 0 would say that routers are worth nothing.
+NO_EFFECT = "every row has the loss of the model as it is, so no choice of the model has changed"
 #: Cost of a step of a repair, in batches of an evaluation.
 STEP_COST = 3
 
@@ -171,6 +173,8 @@ def _run(operation: _Operation, jobs: Sequence[Job], seconds_per_row: float) -> 
         log.info("job %d of %d, about %s left; %s: %s%s", number, len(jobs), rest, job.layer, label, repaired)
         begun = time.monotonic()
         losses, reason, params = _measure(operation, job)
+        if job.replacement and not reason and np.array_equal(losses, outcomes[Job(ALL, "")][0]):
+            losses, reason = np.zeros(0), NO_EFFECT
         outcomes[job] = losses, reason
         write_npz(path, {"losses": losses, "reason": np.array(reason), **params})
         left -= cost(job)
