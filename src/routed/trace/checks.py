@@ -17,7 +17,7 @@ LARGEST_HALF = 65504.0
 MOST_EXPERTS = int(np.iinfo(np.int16).max)
 #: A larger weight makes sums of weights infinite as float32.
 LARGEST_WEIGHT = 1e30
-#: Signs that no page can show: control characters, and halves of a pair of UTF-16.
+#: Signs that no page can show: control characters, and single halves of pairs of UTF-16.
 UNSHOWN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 Arrays = Any  # NumPy, JAX or torch, or a sequence of them, one per layer

@@ -2,7 +2,7 @@
 
     routed.trace.write("trace", **routed.trace.read_vllm("responses.jsonl", num_experts=128))
 
-These engines write which experts were chosen, and no number of experts: the caller says how many there are.
+These engines write the chosen experts. They do not write the number of experts: the caller gives it.
 """
 
 from __future__ import annotations

@@ -14,18 +14,18 @@ from routed.metrics import information
 from routed.trace.numbers import LEVEL
 from routed.trace.tokens import Conditional, Tokens
 
-#: Permutations of the labels of sequences, with which the value must be compared where sequences are few.
+#: Permutations of the labels of sequences. The value is compared with them where sequences are few.
 PERMUTATIONS = 199
-#: Share of the largest possible information from which on experts follow a code; below it they follow it weakly.
+#: Experts with this share of the largest possible information follow a code; with less they follow the code weakly.
 FOLLOWS = 0.1
-#: Share of a label's entropy that is left when the token id is known, below which an id names the label.
+#: A token id names the label if the id leaves less than this share of the label's entropy.
 NAMED = 0.05
 #: Normal quantile of the ends of an interval.
 QUANTILE = float(stats.norm.ppf((1 + LEVEL) / 2))
 
 
 def told(table: pd.DataFrame, groups: int, limits: Mapping[tuple[str, str], float]) -> list[bool | None]:
-    """Returns for each row (a layer and a number) True if its value is told from chance, None if nobody can say.
+    """Returns for each row (a layer and a number) True if its value is told from chance, None without an interval.
 
     The value lies above chance by t standard errors of the bootstrap, with groups - 1 degrees of freedom and a level
     of 2.5 % that is divided by the number of layers (Bonferroni). It is also above its limit in `limits`, by (layer,
