@@ -96,9 +96,8 @@ def examples(spec: dict[str, Any], data: Data) -> Chart | None:
 
 LATENT_PLOT = Plot(
     latent,
-    "t-SNE of the embedding of each test image with one label by its expert, base seed, at the end of training."
-    " Left: the expert; right:"
-    " the class; classes without a name are grey.",
+    "t-SNE of the embedding of each test image with one label by its expert, base seed, at the end of training. Left:"
+    " the expert; right: the class; classes without a name are grey.",
     required={"panels": "title -> [settings of a point, label that is shown, number of a cluster -> its name]"},
     axes=lambda spec, data: sorted({key for point, *_ in spec["panels"].values() for key in point if key in data.own}),
     alone=True,
@@ -186,18 +185,16 @@ def samples(data: Data, point: dict[str, Any], count: int) -> tuple[np.ndarray, 
 
 PRODUCTS_PLOT = Plot(
     products,
-    "Largest absolute product of an expert's filters, or of its router row, with each cluster's signals, for the"
-    " base seed: a line for"
-    " each expert and cluster.",
+    "Largest absolute product of an expert's filters, or of its router row, with each cluster's signals, for the base"
+    " seed: a line for each expert and cluster.",
     required=LINES,
     optional=ARM,
     alone=True,
 )
 EMBEDDING_PLOT = Plot(
     embedding,
-    "t-SNE of test samples of the base seed; colour and shape: the expert; background: the predicted class, by a"
-    " vote of the 15 nearest"
-    " samples.",
+    "t-SNE of test samples of the base seed; colour and shape: the expert; background: the predicted class, by a vote"
+    " of the 15 nearest samples.",
     required=LINES,
     optional=ARM,
     alone=True,

@@ -20,9 +20,8 @@ ALL_PATCHES = {
         "test accuracy where experts\ntake all patches",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of test samples whose class is the predicted one when every expert is given all patches"
-        " of a sample,"
-        " not those that the router picks.",
+        definition="Share of test samples whose class is the predicted one when every expert is given all patches of a"
+        " sample, not those that the router picks.",
     ),
 }
 COLUMNS: dict[str, Column] = {

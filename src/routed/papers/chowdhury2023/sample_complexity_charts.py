@@ -160,18 +160,16 @@ LEVELS = {"x": "swept key", "metric": "column", "level": "value of the metric th
 REACHED_PLOT = Plot(
     reached,
     "Means over seeds with 95 % intervals; dotted: the level. Last panel: the value at which the mean over seeds"
-    " reaches it, linear"
-    " between the logarithms of values, with 95 % percentile intervals of a bootstrap over seeds, cut at the"
-    " largest value.",
+    " reaches it, linear between the logarithms of values, with 95 % percentile intervals of a bootstrap over seeds,"
+    " cut at the largest value.",
     required=LEVELS | {"families": "title of a panel -> name of a side -> its arm and settings"},
     optional={"words": "label of `x`", "axis": "label and factor of the x axis in a paper's unit"},
     axes=lambda spec, data: data.swept,
 )
 RATIOS_PLOT = Plot(
     ratios,
-    "Ratios of the samples that a level needs, from means over seeds, with 95 % percentile intervals of a"
-    " bootstrap over common seeds;"
-    " slopes by least squares on logarithms; dotted: the bound's power, through 1 at 1.",
+    "Ratios of the samples that a level needs, from means over seeds, with 95 % percentile intervals of a bootstrap"
+    " over common seeds; slopes by least squares on logarithms; dotted: the bound's power, through 1 at 1.",
     required=LEVELS
     | {
         "base": "arm and settings of the side in the numerator",

@@ -33,8 +33,7 @@ COLUMNS = {
     "theory/exponent": Column(
         "-log of the weight on others' rows,\nover dimensions (1 % quantile)",
         definition="1 % quantile over samples of -log of the probability on experts of other clusters, over the"
-        " dimensions:"
-        " above 0 the gate separates exponentially well.",
+        " dimensions: above 0 the gate separates exponentially well.",
     ),
     "theory/expert_error": Column(
         "distance of the nearest expert\nfrom a cluster's target (largest)",

@@ -31,9 +31,8 @@ SETTINGS: dict[str, Setting] = {
     ),
     "winners": Setting(
         "norms",
-        "norms: the largest outputs; random: each token's norms, dealt anew among its experts; all: nobody wins,"
-        " every expert counts by"
-        " the softmax of its score",
+        "norms: the largest outputs; random: each token's norms, dealt anew among its experts; all: nobody wins, every"
+        " expert counts by the softmax of its score",
         one_of(("norms", "random", "all")),
     ),
     "output_of_winners": Setting(

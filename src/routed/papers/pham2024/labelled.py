@@ -86,8 +86,7 @@ def check(config: ConfigDict) -> None:
             "data.tokens",
             "train",
             "texts with classes have the tokens of the text before; name bytes, characters or the SentencePiece model "
-            "file"
-            " (initial.workdir keeps that of its text: pieces/*.model)",
+            "file (initial.workdir keeps that of its text: pieces/*.model)",
         )
 
 
@@ -160,9 +159,7 @@ def _say_left_out(data: ConfigDict, rows: list[Row], empty: int, part: str) -> N
     if 2 * (bare + empty) > len(rows):
         raise UserError(
             f"{data.table}: most of the {len(rows)} texts to {PURPOSE[part]} cannot be used: {reasons}; mend the "
-            f"table, "
-            f"or"
-            " name other data.tokens"
+            "table, or name other data.tokens"
         )
     if reasons:
         left = bare + empty + unused.total()
