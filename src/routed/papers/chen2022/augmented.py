@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Integer, Key, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from routed.contracts import Batch, Column, UserError
@@ -70,15 +70,8 @@ def counts(data) -> tuple[int, int]:
     return len(loaded.train_y), data.clusters * int(np.bincount(loaded.test_y).min())
 
 
-def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Returns nothing: all runs share the images."""
-    del keys, data
-    return ()
-
-
 def draw_turned(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Turned:
     """Draws training images, half of them turned; test images in turn, each unturned and then turned."""
-    del fixed
     train, tests = counts(data)
     sigma = jax.random.uniform(jax.random.fold_in(noise_key, 0), (size,), minval=SIGMA[0], maxval=SIGMA[1])
     if cluster_key is None:
@@ -92,7 +85,6 @@ def draw_turned(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: P
 
 def draw_moved(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Moved:
     """Draws training images, half of them flipped, moved by up to 1/8 of a side; test images in turn, unchanged."""
-    del fixed
     train, tests = counts(data)
     if cluster_key is None:
         return Moved(train + jnp.arange(size) % tests, jnp.zeros(size, bool), jnp.zeros((size, 2), int))
@@ -195,7 +187,6 @@ def moved(x: Float[Array, "B H W C"], shift: Int[Array, "B 2"]) -> Float[Array, 
 
 def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
     """Returns the groups of clusters by class, and by turn."""
-    del world
     label = jnp.arange(2 * data.clusters)
     return {"class": jax.nn.one_hot(label // 2, data.clusters), "turned": jax.nn.one_hot(label % 2, 2)}
 
@@ -204,7 +195,6 @@ def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {},
     return Task(
         tokens="images",
         targets={"class": "class"},
-        fixed=fixed,
         draw=draw,
         batch=batch,
         dims=lambda data: data.image_side**2 * images.source(data).train_x.shape[-1],

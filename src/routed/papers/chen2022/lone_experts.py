@@ -45,7 +45,6 @@ def _alone(evaluation: Evaluation) -> dict[str, Float[Array, "C E"]]:
 
 def _errors(problem: SampleProblem, history: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns the mean error of experts on their own cluster, and on the best of the others."""
-    del problem
     if (groups := history.get("groups")) is None:
         return {}
     errors = [agreement.group_errors(groups[0], 1 - right) for right in history["alone"]]
@@ -54,7 +53,6 @@ def _errors(problem: SampleProblem, history: dict[str, Any]) -> dict[str, np.nda
 
 def _hits(problem: SampleProblem, history: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns the share of live experts that serve their group's cluster, and where the samples of groups go."""
-    del problem
     if (groups := history.get("groups")) is None:
         return {}
     rules = {"group_hit": agreement.group_hit, "group_share": group_share, "group_gap": group_gap}
@@ -83,7 +81,6 @@ def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     expert e starts as expert e of the mixture. The loss is the mean over members, so a member's gradient is 1 / E of
     the gradient of a single model; normalised gradients (`optimizer.normalise`) undo the factor.
     """
-    del mesh
     count, task = config.experts.count, TASKS[config.data.name]
     classes = task.targets[config.data.target] == "class"
     member = EXPERTS[config.experts.name].make(node_of(config).experts, task.outputs(config.data))
@@ -93,7 +90,6 @@ def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return {"router": {}, "experts": jax.vmap(lambda k: member.init(k, batch.tokens[:1])["params"])(keys)}, {}
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        del rule, dispatch, step
 
         def logits_of(member_params):
             return alone(lambda params, x: member.apply({"params": params}, x), member_params, batch.tokens)

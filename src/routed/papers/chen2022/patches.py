@@ -68,12 +68,6 @@ def draw(fixed: Signals, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArr
     return Batch(x=x, y=y, cluster=cluster)
 
 
-def batch(world: World, draws: Batch, data) -> Batch:
-    """Returns the samples as drawn."""
-    del world, data
-    return draws
-
-
 def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
     """Computes products of filters and router rows with the signals, and the lemmas on smoothed routing.
 
@@ -185,7 +179,6 @@ TASK = Task(
     targets={"sign": "sign", "class": "class"},
     fixed=fixed,
     draw=draw,
-    batch=batch,
     dims=lambda data: data.patches * data.dim,
     signal=lambda data: data.dim,
     outputs=lambda data: 1 if data.target == "sign" else 2,

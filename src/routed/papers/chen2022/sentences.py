@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Int32, Key, PRNGKeyArray
+from jaxtyping import Array, Float32, Int32, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from routed.contracts import Batch, UserError
@@ -71,15 +71,8 @@ def _shared(name: str, directory: str, labels: tuple[str, ...]) -> Shared:
     )
 
 
-def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Returns nothing: all runs share the sentences."""
-    del keys, data
-    return ()
-
-
 def draw(fixed: Any, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Array:
     """Draws numbers of sentences: test sentences in turn, training sentences in repeated random order."""
-    del fixed, noise_key
     sentences = source(data)
     train, index = len(sentences.train.label), jnp.arange(size)
     if cluster_key is None:
@@ -110,7 +103,6 @@ def _check(config: ConfigDict) -> None:
 TASK = Task(
     tokens="patches",
     targets={"class": "class"},
-    fixed=fixed,
     draw=draw,
     batch=batch,
     dims=_dims,

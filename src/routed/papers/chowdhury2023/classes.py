@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from routed.contracts import Batch
 from routed.papers.chowdhury2023.generated import TASK as TWO_CLASSES
 from routed.settings.setting import refuse
-from routed.tasks.task import Task, World
+from routed.tasks.task import Task
 from routed.tasks.worlds import clusters_of
 from routed.training.task_losses import TaskLoss
 
@@ -79,12 +79,6 @@ def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray,
     )
 
 
-def batch(world: World, draws: Batch, data) -> Batch:
-    """Returns the samples as drawn."""
-    del world, data
-    return draws
-
-
 def _check(config: ConfigDict) -> None:
     data = config.data
     if data.pattern_sets + CLASSES + 1 > data.dim:
@@ -128,7 +122,6 @@ TASK = Task(
     targets={"class": "class"},
     fixed=fixed,
     draw=draw,
-    batch=batch,
     dims=lambda data: data.dim,
     outputs=lambda data: CLASSES,
     labels=lambda data: CLASSES + data.pattern_sets,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Integer, Key, PRNGKeyArray, UInt8
+from jaxtyping import Array, Int, Integer, PRNGKeyArray, UInt8
 from ml_collections import ConfigDict
 
 from routed.contracts import Batch, UserError
@@ -73,15 +73,8 @@ def shared_arrays(data) -> UInt8[np.ndarray, "N D"]:
     return np.concatenate([x.reshape(len(x), -1)[np.argsort(y, kind="stable")] for x, y in parts])
 
 
-def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Returns nothing: all runs share the digits."""
-    del keys, data
-    return ()
-
-
 def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
     """Draws samples of both classes in turn, so that any even number is balanced (as in the released data)."""
-    del fixed
     starts, counts = by_class(source(data))
     part, every = int(cluster_key is None), np.array(classes(data))
     place_key, class_key, digit_key, other_key, wrong_key = jax.random.split(noise_key, 5)
@@ -142,7 +135,6 @@ _CLASSES = "different classes, from 0 on"
 TASK = Task(
     tokens="rows",
     targets={"sign": "sign"},
-    fixed=fixed,
     draw=draw,
     batch=batch,
     dims=lambda data: math.prod(source(data).train_x.shape[1:]),

@@ -92,12 +92,6 @@ def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray,
     )
 
 
-def batch(world: World, draws: Batch, data) -> Batch:
-    """Returns the samples as drawn."""
-    del world, data
-    return draws
-
-
 def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
     """Compares the first two router rows with o1 - o2 (Lemmas E.1 and D.4), for routers whose rows are patches.
 
@@ -106,7 +100,6 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
     and (<w_2, o2> - max <w_2, q>) / |w_2| over the neutral patches q of the test samples; if the margin is above 0,
     experts take the deciding patch before any neutral patch. The key is not used.
     """
-    del world, key
     rows, tokens = params["router"].get("kernel", jnp.zeros((1, 1))), test.tokens
     if rows.shape[0] != tokens.shape[1] or rows.shape[1] < 2:
         return {}
@@ -171,7 +164,6 @@ TASK = Task(
     targets={"sign": "sign"},
     fixed=fixed,
     draw=draw,
-    batch=batch,
     dims=lambda data: data.dim,
     labels=lambda data: 2 + data.pattern_sets,
     positions=lambda data: data.positions,

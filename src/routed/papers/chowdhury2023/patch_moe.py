@@ -130,7 +130,6 @@ def patch_cnn(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     whose experts take all patches with gates of 1. With `experts.top_responses` = l, the mean of a neuron is over its l
     largest responses: each neuron picks its patches without a router.
     """
-    del mesh
     experts_config = node_of(config).experts
     outputs, count, width = TASKS[config.data.name].outputs(config.data), experts_config.count, experts_config.width
     experts_config.count, experts_config.width = 1, count * width

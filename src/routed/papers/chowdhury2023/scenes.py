@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int, Int32, Key, PRNGKeyArray, UInt8, UInt32
+from jaxtyping import Array, Float, Float32, Int, Int32, PRNGKeyArray, UInt8, UInt32
 from ml_collections import ConfigDict
 
 from routed.contracts import Batch, UserError
@@ -145,15 +145,8 @@ def _moments(name: str, directory: str):
     return images.moments(load(name, directory).train_x)
 
 
-def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Returns nothing: all runs share the images."""
-    del keys, data
-    return ()
-
-
 def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
     """Draws scenes: training objects in repeated random order, test objects in turn with test images as fills."""
-    del fixed
     train, test = parts(source(data), data)
     tests, index = cluster_key is None, jnp.arange(size)
     fill_key, place_key, odd_key, other_key, order_key = jax.random.split(noise_key, 5)
@@ -200,7 +193,6 @@ def _tints(classes: int) -> Float[Array, "K 3"]:
 
 def plain(object, pixels, fills, draws: Draws, tint):
     """Returns the whole image, coloured."""
-    del pixels, fills, draws
     return object + tint
 
 
@@ -251,7 +243,6 @@ def _check(config: ConfigDict) -> None:
 TASK = Task(
     tokens="images",
     targets={"class": "class"},
-    fixed=fixed,
     draw=draw,
     batch=batch,
     dims=lambda data: data.image_side**2 * source(data).train_x.shape[-1],

@@ -182,7 +182,6 @@ def positions(config: Any) -> int:
 
 def wide_resnet(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """Builds the network without a router. Trunk and head are the group `experts` of parameters."""
-    del mesh
     node, outputs = node_of(config).resnet, TASKS[config.data.name].outputs(config.data)
 
     def parts(training):
@@ -195,7 +194,6 @@ def wide_resnet(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return {"router": {}, "experts": _trained(first, second)}, _statistics(first, second)
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        del rule, dispatch, step
 
         def run(x):
             trunk, head = parts(key is not None)
@@ -230,7 +228,6 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     all experts are joined, normalised and averaged over positions. Parameters: `router`, `experts`, and `trunk`, which
     has all other parameters.
     """
-    del mesh
     node, outputs, count = node_of(config).resnet, TASKS[config.data.name].outputs(config.data), config.experts.count
     router = ROUTERS[config.router.name].make(node_of(config).router, count)
     expert, patch = Filters(config.experts.width, node.filter), node.patch
@@ -334,7 +331,6 @@ def flops(config: ConfigDict, routed: bool, channels: int = 3) -> tuple[float, f
 
 def _watch(config: ConfigDict, routed: bool):
     def watch(params, world, test, key):
-        del world, key
         whole, last = flops(config, routed, test.x.shape[-1])
         trained = sum(a.size for a in jax.tree.leaves(params))
         return {

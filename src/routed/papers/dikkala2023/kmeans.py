@@ -16,20 +16,17 @@ from routed.routers.clusters import lloyd_step, members, nearest
 
 def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """Builds f(x) = u_j with the centre j nearest to x (Section E); centres start at random samples of the batch."""
-    del mesh
 
     def init(key, batch):
         centres = jax.random.choice(key, batch.tokens, (config.experts.count,), replace=False)
         return {"router": {}, "experts": {"centres": centres}}, {}
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        del rule, dispatch, key, step
         centres = params["experts"]["centres"]
         return Outputs(centres[nearest(centres, batch.tokens)], {}, state)
 
     def watch(params, world, test, key):
         """Computes the distance of steps on the squared loss from k-means steps, over the largest coordinate."""
-        del world, key
         centres = params["experts"]["centres"]
 
         def loss(centres):

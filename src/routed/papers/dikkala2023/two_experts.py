@@ -32,7 +32,6 @@ def two_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
     f(x) = p u + (1 - p)(-u) = q(x) u, q = 2 sigmoid(w^T x) - 1 = tanh(w^T x / 2).
     """
-    del mesh
     data = config.data
     outputs = TASKS[data.name].outputs(data)
 
@@ -45,13 +44,11 @@ def two_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return {"router": {"w": small(router, batch.tokens.shape[1])}, "experts": {"u": small(experts, outputs)}}, {}
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        del rule, dispatch, key, step
         gate = jnp.tanh(batch.tokens @ params["router"]["w"] / 2)
         return Outputs(gate[:, None] * params["experts"]["u"][None], {}, state)
 
     def watch(params, world, test: Batch, key: PRNGKeyArray):
         """Compares w and u with z and v, and computes the margins of the proof's claims: above 0 if a claim holds."""
-        del test
         (z, v), w, u = world.fixed, params["router"]["w"], params["experts"]["u"]
         sign = jnp.where(w @ z < 0, -1.0, 1.0)  # the proof takes w^T z > 0
         along, norm = jnp.abs(w @ z), jnp.linalg.norm(w)

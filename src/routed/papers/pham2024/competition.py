@@ -250,7 +250,6 @@ def _softmax_of_largest(values: Float[Array, "T E"], k: int) -> Float[Array, "T 
 
 def experts_per_token(rule: SelectionRule, tokens: int, experts: int) -> Any:
     """Returns the mean number of experts that compute a training token: all of them where the layer competes."""
-    del tokens
     return rule.k + rule.settings.competition_rate * (experts - rule.k)
 
 
@@ -260,7 +259,6 @@ def work(rule: SelectionRule, tokens: int, experts: int) -> Any:
 
     Where not only winners have a gradient, all experts learn.
     """
-    del tokens
     return rule.k + rule.settings.competition_rate * (experts - rule.k) / (3 if winners_suffice(rule) else 1)
 
 

@@ -49,11 +49,9 @@ def gated_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
     Predictions are -log p(y | x), with a column for each start.
     """
-    del mesh
     gate, most, n = config.data.gate, config.data.chosen, config.batch_size
 
     def init(key, batch):
-        del batch
         near, random = jax.random.split(key)
         first = jax.tree.map(lambda a: a[None], _moved(TRUE, near, 0.1))
         random_starts = jax.vmap(_random)(jax.random.split(random, config.starts - 1))
@@ -62,12 +60,10 @@ def gated_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return {"router": {"gate": starts.gate} if gate == SOFTMAX else {}, "experts": experts}, {}
 
     def apply(params, state, batch: Batch, rule, dispatch, key=None, step=0):
-        del rule, dispatch, key, step
         return Outputs(_surprise(gate, most, params, batch.x[:, 0], batch.y[:, 0]), {}, state)
 
     def watch(params, world, test: Batch, key):
         """Judges the likeliest start against the truth, and h / D at random G."""
-        del test
         nodes = gated.grid(*NODES)
         return {
             **_judged(gate, most, nodes, params, (world.train.x[:n], world.train.y[:n])),

@@ -189,7 +189,6 @@ def _none(*_):
 
 def _classified(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
     """Splits rows into inputs, all tokens but the first, and the target, the first token: the class."""
-    del data, rng, part, size
     ids = rows.astype(np.int32)
     return TextBatch(ids[:, 1:], ids[:, :1], language.astype(np.int32))  # type: ignore[arg-type]
 

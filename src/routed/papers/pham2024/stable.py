@@ -44,7 +44,6 @@ class StableRouter(nn.Module):
     def __call__(
         self, x: Float[Array, "T D"], *, token_id: Int[Array, " T"], step: Int[Array, ""] | int = 0, **context
     ) -> Float[Array, "T E"]:
-        del context
         scores = matmul(x.astype(jnp.float32), self.param("kernel", _experts, x.shape[-1], self.num_experts))
         embeddings = self.param("words", nn.initializers.normal(1.0), (self.vocabulary, self.token_dim))
         student = embeddings @ self.param("word_kernel", _experts, self.token_dim, self.num_experts)
