@@ -8,7 +8,7 @@ import hashlib
 import math
 import pathlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,10 +70,10 @@ def load(name: str, directory: str) -> Images:
     return Images(train.x, train.y.astype(np.int32), test.x, test.y.astype(np.int32))
 
 
-def digest(images: Images) -> str:
-    """Hashes the decoded arrays: equal digests mean equal images in equal order, whatever the file format."""
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    """Hashes decoded arrays: equal digests mean equal data in equal order, whatever the file format."""
     total = hashlib.sha256()
-    for array in images:
+    for array in arrays:
         total.update(f"{array.dtype} {array.shape} ".encode())
         total.update(np.ascontiguousarray(array).data)
     return total.hexdigest()[:24]

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
-from ml_collections import ConfigDict
 
 from routed.contracts import Batch, Column, UserError
 from routed.settings.setting import Setting, one_of, refuse
@@ -205,14 +204,9 @@ def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {},
         about=lambda data: f"data.images={data.images}, changed by the task's own file",
         reads=("clusters", "directory", "data.images"),
         settings={"image_side": images.SIDE, **settings},
-        check=_check,
+        check=images.check_directory,  # `counts` checks the images when their files are read
         **fields,
     )
-
-
-def _check(config: ConfigDict) -> None:
-    # Checks settings only: `counts` checks the images when their files are read.
-    images.check_directory(config)
 
 
 _AMI = "Adjusted mutual information of experts and {}: 0 is chance, 1 each tells the other."

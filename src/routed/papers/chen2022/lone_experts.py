@@ -23,7 +23,6 @@ from routed.metrics import agreement
 from routed.metrics.router import PROBE
 from routed.models.model import Model, ModelPart, Outputs
 from routed.models.single_layer import SITE
-from routed.papers.chen2022.groups import group_gap, group_share
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
 from routed.training.probes import Evaluation, Probe
@@ -60,6 +59,31 @@ def _hits(problem: SampleProblem, history: dict[str, Any]) -> dict[str, np.ndarr
         f"router/{name}": np.array([rule(groups[0], counts) for counts in history["counts"]])
         for name, rule in rules.items()
     }
+
+
+def group_share(groups: np.ndarray, counts: np.ndarray) -> float:
+    """Returns the share of samples that go to an expert of their group [E], from counts [C, E] (Theorem 4.2)."""
+    return float(counts[_members(groups, len(counts))].sum() / counts.sum())
+
+
+def group_gap(groups: np.ndarray, counts: np.ndarray) -> float:
+    """Returns the mean of max |n_km - n_kn| / n_k over m, n in M_k, of the groups with two experts or more.
+
+    n_km counts the samples of cluster k that expert m gets. Lemma E.16 bounds the difference in every group. 0 if no
+    group has two experts.
+    """
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    gaps = [
+        np.ptp(share[members])
+        for share, members in zip(shares, _members(groups, len(counts)), strict=True)
+        if members.sum() > 1
+    ]
+    return float(np.mean(gaps)) if gaps else 0.0
+
+
+def _members(groups: np.ndarray, clusters: int) -> np.ndarray:
+    """Returns True where an expert is in the group of a cluster [C, E]."""
+    return np.arange(clusters)[:, None] == groups[None]
 
 
 def _asks_for_errors(problem: SampleProblem) -> bool:

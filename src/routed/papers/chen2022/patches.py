@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Batch, Column, UserError
-from routed.papers.chen2022 import groups
 from routed.settings.setting import POSITIVE, Setting, at_least, refuse
 from routed.tasks.task import Task, World
 from routed.tasks.worlds import clusters_of
@@ -183,8 +182,24 @@ TASK = Task(
     signal=lambda data: data.dim,
     outputs=lambda data: 1 if data.target == "sign" else 2,
     watch=watch,
-    columns=groups.COLUMNS
-    | {
+    columns={
+        "router/group_share": Column(
+            "share of samples that go to\nthe group of their cluster",
+            bounds=SHARE,
+            higher_is_better=True,
+            definition=(
+                "Share of the test samples that go to an expert whose filters at initialisation favour their cluster."
+            ),
+        ),
+        "router/group_gap": Column(
+            "difference of loads\nwithin a group (Lemma E.16)",
+            bounds=SHARE,
+            higher_is_better=False,
+            definition=(
+                "Largest difference between the shares of a cluster's test samples that two experts of its group get;"
+                " mean over the groups of at least two experts. 0: equal loads; 1: one expert has all samples."
+            ),
+        ),
         "router/group_hit": Column(
             "share of experts that serve the cluster\ntheir initial filters favour",
             bounds=SHARE,

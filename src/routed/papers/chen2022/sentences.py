@@ -15,6 +15,7 @@ from routed.contracts import Batch, UserError
 from routed.papers.chen2022 import sentence_files
 from routed.papers.chen2022.sentence_files import Sentences
 from routed.settings.setting import Setting, one_of, refuse
+from routed.tasks.image_files import digest
 from routed.tasks.images import in_turn
 from routed.tasks.labelled_tables import LABELS
 from routed.tasks.task import Task, World
@@ -49,7 +50,8 @@ def source(data) -> Sentences:
 
 def digest_of(data) -> str:
     """Returns a digest of the sentences; equal digests mean equal sentences."""
-    return f"sentences {data.sentences} {sentence_files.digest(source(data))}"
+    sentences = source(data)
+    return f"sentences {data.sentences} {digest((*sentences.train, *sentences.test))}"
 
 
 def shared_arrays(data) -> Shared:
@@ -86,10 +88,6 @@ def batch(world: World, draws: Array, data) -> Batch:
     return Batch(x=x[:, None], y=jax.nn.one_hot(label, len(data.labels)), cluster=language)
 
 
-def _dims(data) -> int:
-    return source(data).train.x.shape[1]
-
-
 def _check(config: ConfigDict) -> None:
     data = config.data
     if data.sentences != "artificial" and not data.directory:
@@ -105,7 +103,7 @@ TASK = Task(
     targets={"class": "class"},
     draw=draw,
     batch=batch,
-    dims=_dims,
+    dims=lambda data: source(data).train.x.shape[1],
     outputs=lambda data: len(data.labels),
     shared=shared_arrays,
     same_tests=True,
