@@ -30,14 +30,8 @@ def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         centres = params["experts"]["centres"]
 
         def loss(centres):
-            return (
-                (
-                    (apply({"experts": {"centres": centres}}, {}, test, SelectionRule(), "").prediction - test.tokens)
-                    ** 2
-                )
-                .sum(-1)
-                .mean()
-            )
+            outputs = apply({"experts": {"centres": centres}}, {}, test, SelectionRule(), "")
+            return ((outputs.prediction - test.tokens) ** 2).sum(-1).mean()
 
         gradient, count = jax.grad(loss)(centres), members(centres, test.tokens).sum(0)[:, None]
         rate = len(test.tokens) / (2 * jnp.maximum(count, 1))

@@ -134,26 +134,20 @@ COLUMNS = {
         bounds=AT_LEAST_0,
         definition="Distance of the expert from its target (up to the sign), over the target's norm.",
     ),
-    "theory/claim1": Column(
-        "margin of Claim 1",
-        definition="By how much Claim 1 of the proof holds at the worst place tried: above 0 it holds.",
-    ),
-    "theory/claim2": Column(
-        "margin of Claim 2",
-        definition="By how much Claim 2 of the proof holds at the worst place tried: above 0 it holds.",
-    ),
-    "theory/claim3": Column(
-        "margin of Claim 3",
-        definition="By how much Claim 3 of the proof holds at the worst place tried: above 0 it holds.",
-    ),
-    "theory/lemma2_parabola": Column(
-        "margin of Lemma 2, parabola",
-        definition="By how much Lemma 2 holds with its parabola, at the worst distribution tried: above 0 it holds.",
-    ),
-    "theory/lemma2_logarithm": Column(
-        "margin of Lemma 2, logarithm",
-        definition="By how much Lemma 2 holds with its logarithm, at the worst distribution tried: above 0 it holds.",
-    ),
+    **{
+        f"theory/claim{number}": Column(
+            f"margin of Claim {number}",
+            f"By how much Claim {number} of the proof holds at the worst place tried: above 0 it holds.",
+        )
+        for number in (1, 2, 3)
+    },
+    **{
+        f"theory/lemma2_{name}": Column(
+            f"margin of Lemma 2, {name}",
+            f"By how much Lemma 2 holds with its {name}, at the worst distribution tried: above 0 it holds.",
+        )
+        for name in ("parabola", "logarithm")
+    },
 }
 
 

@@ -1,6 +1,4 @@
-"""Two kinds of claims: `crossing`, two sides change places along a swept key; `share`, the part of the best gain that
-another arm recovers, shown and not judged.
-"""
+"""Two kinds of claims: `crossing`, sides change places along a key; `share`, what an arm recovers of the best gain."""
 
 from __future__ import annotations
 

@@ -44,9 +44,7 @@ def foretold(spec: dict[str, Any], data: Data) -> Chart | None:
 
 
 def axes(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns a panel for each axis of the law: the gaps of all points, and the law at the base config's other
-    settings.
-    """
+    """Returns a panel for each axis of the law: the gaps of all points, and the law at the other base settings."""
     if not {*law.AXES} <= {*data.swept}:
         return None
     flats = [

@@ -1,5 +1,4 @@
-"""Competition (Pham et al. 2024): on a share of the steps all experts run, those with the largest outputs win, and the
-router learns who.
+"""Competition (Pham et al. 2024): on some steps all experts run, the largest outputs win, and the router learns who.
 
 The selection `compete` routes as `top_k` does, and brings a forward of its own. In training a layer also draws a coin:
 where it competes, all experts compute every token, and the winners are the K with the largest norms of their outputs.
@@ -37,8 +36,7 @@ from routed.settings.tree import from_flat
 class Competition(NamedTuple):
     """The state of a layer that may compete, before its experts run.
 
-    `detached_scores` are the router's, of inputs that get no gradient; `teacher_scores` are those that the winners
-    teach.
+    `detached_scores`: the router's, of inputs that get no gradient; `teacher_scores`: those that the winners teach.
     """
 
     active: Bool[Array, ""]
@@ -48,11 +46,9 @@ class Competition(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """The extra data of a routing (`Routing.extra`): what a layer's winners teach its router where the layer was
-    `active`.
+    """What a layer's winners teach its router where the layer was `active` (`Routing.extra`).
 
-    `scores` are the router's, `norms` those of the experts' outputs. `mask` is False for padding, which teaches
-    nothing.
+    `scores`: the router's; `norms`: those of the experts' outputs; `mask`: False for padding, which teaches nothing.
     """
 
     active: Bool[Array, ""]
@@ -112,18 +108,16 @@ def is_active(rule: SelectionRule, key: PRNGKeyArray, step: Any) -> Bool[Array, 
 
 
 def winners_suffice(rule: SelectionRule) -> bool:
-    """True if `compete_sparse` computes the rule: no gradient flows through the norm of an expert that does not compute
-    the output.
+    """True if `compete_sparse` computes the rule: only norms of experts that compute the output have a gradient.
 
     Without `renormalise` the winners' weights are shares of all norms, and a winner that is dropped still has a norm.
     """
     settings = rule.settings
-    if settings.winners == "random":
-        return True
-    alone = (
-        rule.renormalise and not rule.capacity_factor if settings.output_of_winners else settings.distillation_detached
-    )
-    return settings.winners == "norms" and alone
+    if settings.winners != "norms":
+        return settings.winners == "random"
+    if settings.output_of_winners:
+        return rule.renormalise and not rule.capacity_factor
+    return settings.distillation_detached
 
 
 def compete_sparse(
@@ -134,11 +128,10 @@ def compete_sparse(
     competition: Competition,
     mask: Bool[Array, " T"] | None = None,
 ) -> tuple[Any, Routing, Float[Array, "T E"]]:
-    """Runs all experts forward only where a layer competes, and then those of the routing with a gradient; the key is
-    consumed.
+    """Runs all experts forward only where a layer competes, and then those of the routing with a gradient.
 
-    Returns the outputs sorted by expert (`sorted_outputs`), their routing, and the norms that the router is to
-    learn.
+    Returns the outputs sorted by expert (`sorted_outputs`), their routing, and the norms that the router is to learn.
+    The key is consumed.
     """
     active, settings = competition.active, rule.settings
 
@@ -192,12 +185,11 @@ def compete_dense(
     key: PRNGKeyArray | None,
     mask: Bool[Array, " T"] | None = None,
 ) -> tuple[Float[Array, "T O"], Routing, Float[Array, "T E"]]:
-    """Returns the output of a layer that competes, the routing behind it, and the norms that the router is to learn;
-    the key is consumed.
+    """Returns the output of a layer that competes, the routing behind it, and the norms that the router is to learn.
 
     `outputs` are those of all experts (N: one row for all tokens, or T), which `combine` weighs; `routing` is the
     router's choice, and `select` routes by other scores. Norms dealt anew (winners random) are numbers: no expert is to
-    learn from another's.
+    learn from another's. The key is consumed.
     """
     norms = jnp.broadcast_to(norms_of(outputs).T, routing.scores.shape)
     deal, order = jax.random.split(key) if key is not None else (None, None)
@@ -216,8 +208,7 @@ def compete_dense(
 def weighed(
     rule: SelectionRule, active: Bool[Array, ""], scores: Float[Array, "T E"], detached: Float[Array, "T E"]
 ) -> Float[Array, "T E"]:
-    """Returns `scores` whose gradient reaches the router's weights `alpha` times where a layer competes, and the trunk
-    once.
+    """Returns scores whose gradient reaches the router `alpha` times where a layer competes, and the trunk once.
 
     `detached` are the same scores, of inputs that get no gradient.
     """
@@ -225,8 +216,7 @@ def weighed(
 
 
 def distillation(rule: SelectionRule, routing: Routing) -> Scalar:
-    """Returns the router's loss of one layer (Pham et al. 2024, eq. 3): the squared error of its softmax against that
-    of the norms.
+    """Returns the router's loss of a layer (eq. 3): the squared error of its softmax against that of the norms.
 
     Both are over the K largest. 0 where the layer did not compete, or nobody won.
     """
@@ -254,8 +244,7 @@ def experts_per_token(rule: SelectionRule, tokens: int, experts: int) -> Any:
 
 
 def work(rule: SelectionRule, tokens: int, experts: int) -> Any:
-    """Returns the cost of a training token in experts that learn; an expert that computes forward only costs a third of
-    one.
+    """Returns the cost of a training token in experts that learn; one that computes forward only costs a third.
 
     Where not only winners have a gradient, all experts learn.
     """
