@@ -218,9 +218,10 @@ ROTATED = _task(
     labels=lambda data: 2 * data.clusters,
     groupings=groupings,
     columns={
-        "router/ami_by_class": Column("AMI of experts and classes", definition=_AMI.format("classes of images")),
+        "router/ami_by_class": Column("AMI of experts and classes", _AMI.format("classes of images")),
         "router/ami_by_turned": Column(
-            "AMI of experts and turns", definition=_AMI.format("the turns, which are the label")
+            "AMI of experts and turns",
+            _AMI.format("the turns, which are the label"),
         ),
     },
     settings={

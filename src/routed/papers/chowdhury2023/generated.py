@@ -130,23 +130,19 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
 COLUMNS = {
     "theory/direction": Column(
         "cosine of w1 - w2 and o1 - o2",
+        "Cosine of the difference of the router's rows and that of the two patterns that decide (Lemma E.1): 1 "
+        "where it points from one to the other.",
         higher_is_better=True,
-        definition=(
-            "Cosine of the difference of the router's rows and that of the two patterns that decide (Lemma E.1): 1 "
-            "where it points from one to the other."
-        ),
     ),
     "theory/growth": Column(
         "length of w1 - w2 along o1 - o2,\nin units of |o1 - o2|",
-        definition="Product of w1 - w2 with the unit vector along o1 - o2, over |o1 - o2| (Lemma E.1).",
+        "Product of w1 - w2 with the unit vector along o1 - o2, over |o1 - o2| (Lemma E.1).",
     ),
     "theory/margin": Column(
         "margin of the pattern over neutral patches,\nover the length of the row",
+        "How much higher a row scores the pattern that decides than the best irrelevant patch, over the length of "
+        "the row (Lemma D.4); below 0 it is not picked.",
         higher_is_better=True,
-        definition=(
-            "How much higher a row scores the pattern that decides than the best irrelevant patch, over the length of "
-            "the row (Lemma D.4); below 0 it is not picked."
-        ),
     ),
 }
 

@@ -53,27 +53,27 @@ PATCHES: dict[str, Setting] = {
 COLUMNS: dict[str, Column] = {
     "model/flops": Column(
         "FLOPs a sample, forward",
+        "FLOPs of the products and convolutions of one sample, forward, by their sizes.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="FLOPs of the products and convolutions of one sample, forward, by their sizes.",
     ),
     "model/flops_last": Column(
         "FLOPs a sample of the last convolution\nor of the mixture, forward",
+        "The part of these that the last convolution has, or the mixture in its place.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="The part of these that the last convolution has, or the mixture in its place.",
     ),
     "model/train_flops": Column(
         "FLOPs of the whole training",
+        "Three times the FLOPs of a forward pass, of all samples of the training.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Three times the FLOPs of a forward pass, of all samples of the training.",
     ),
     "model/parameters": Column(
         "parameters that are trained",
+        "Trained numbers of the model, of all of its experts.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Trained numbers of the model, of all of its experts.",
     ),
 }
 

@@ -132,9 +132,9 @@ TASK = Task(
     columns={
         "router/sparsity_by_atom": Column(
             "effective experts per atom",
+            "Mean over the dictionary's atoms of exp H(expert | atom).",
             log=True,
             bounds=AT_LEAST_1,
-            definition="Mean over the dictionary's atoms of exp H(expert | atom).",
         )
     },
     reads=("clusters", "dim", "rank", "separation"),

@@ -60,15 +60,15 @@ def _apart(a: Float[Array, "E D"], b: Float[Array, "E D"]) -> Scalar:
 COLUMNS = {
     "theory/gradient_step": Column(
         "distance from a descent step on the inertia",
+        "Distance of the router's step from a step of gradient descent on the k-means inertia.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Distance of the router's step from a step of gradient descent on the k-means inertia.",
     ),
     "theory/lloyd_step": Column(
         "distance from an iteration of k-means",
+        "Distance of the router's step from an iteration of Lloyd's algorithm.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Distance of the router's step from an iteration of Lloyd's algorithm.",
     ),
 }
 

@@ -123,16 +123,16 @@ def lemma_2(key: PRNGKeyArray) -> dict[str, Scalar]:
 COLUMNS = {
     "theory/cosine": Column(
         "|cos(w, z)|",
+        "Absolute cosine of the router and the direction that separates the two Gaussians.",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Absolute cosine of the router and the direction that separates the two Gaussians.",
     ),
-    "theory/norm": Column("|w|", bounds=AT_LEAST_0, definition="Norm of the router."),
+    "theory/norm": Column("|w|", "Norm of the router.", bounds=AT_LEAST_0),
     "theory/target_error": Column(
         "|u ∓ v| / |v|",
+        "Distance of the expert from its target (up to the sign), over the target's norm.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Distance of the expert from its target (up to the sign), over the target's norm.",
     ),
     **{
         f"theory/claim{number}": Column(

@@ -58,25 +58,23 @@ ENOUGH, OUTSIDE = 2.0, 0.05
 COLUMNS = {
     "regret/partition": Column(
         "partition: best experts for the cells",
+        "Loss of the best experts of this kind for the cells that the router makes: what the partition costs.",
         bounds=AT_LEAST_0,
-        definition="Loss of the best experts of this kind for the cells that the router makes: what the partition"
-        " costs.",
     ),
     "regret/estimation": Column(
         "estimation: experts off the best",
+        "Loss of the experts there are beyond that of the best ones for the same cells.",
         bounds=AT_LEAST_0,
-        definition="Loss of the experts there are beyond that of the best ones for the same cells.",
     ),
     "regret/gate": Column(
         "gate: its weights",
-        definition="What the weights that experts are combined with add to the loss of each token's first expert.",
+        "What the weights that experts are combined with add to the loss of each token's first expert.",
     ),
     "regret/predicted": Column(
         "loss predicted from the partition (1 = trivial)",
+        "Loss of experts trained on a frozen copy of the partition, foretold from its cells and the number of samples.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Loss of experts trained on a frozen copy of the partition, foretold from its cells and the"
-        " number of samples.",
     ),
 }
 
