@@ -186,15 +186,9 @@ def part_of(name: str) -> Part:
     """Returns a part by its name, or the cells of the table compiled for CHIP:SHAPE; loads share a program."""
     if ":" not in name:
         return PARTS[name]
-    cases: Cases = {
-        cell.name: partial(plan, cell, name) for cell in gpu_cells.cells_of() if cell.load == gpu_layers.LOADS[0]
-    }
+    cells = [cell for cell in gpu_cells.cells_of() if cell.load == gpu_layers.LOADS[0]]
+    cases: Cases = {cell.name: partial(gpu_cells.plan, cell, name) for cell in cells}
     return Part(math.inf, cases, math.inf, FEWER_TOKENS, "nothing: training uses none of these kernels")
-
-
-def plan(cell: gpu_cells.Cell, topology: str, rounds: int) -> dict[str, Any]:
-    """Compiles a cell for a topology."""
-    return gpu_cells.plan(cell, topology)
 
 
 def set_alarm(seconds: float) -> None:

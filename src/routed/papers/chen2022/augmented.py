@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
-from routed.contracts import Batch, Column, UserError
-from routed.settings.setting import Setting, one_of, refuse
+from routed.contracts import Batch, Column
+from routed.settings.setting import Setting, one_of
 from routed.tasks import images
 from routed.tasks.images import shrunk
 from routed.tasks.task import Task, World
@@ -57,15 +57,7 @@ def counts(data) -> tuple[int, int]:
       UserError: images that are not square or too small, or a data.image_side that does not divide their side.
     """
     loaded = images.source(data)
-    height, width = loaded.train_x.shape[1:3]
-    if height != width or height % 8:
-        raise UserError(
-            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and squares of a "
-            "multiple of 8 are turned and cropped; use others"
-        )
-    if height % data.image_side:
-        reason = f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}"
-        refuse("data.image_side", data.image_side, reason)
+    images.check_square(loaded, data, 8, data.image_side, "squares of a multiple of 8 are turned and cropped")
     return len(loaded.train_y), data.clusters * int(np.bincount(loaded.test_y).min())
 
 

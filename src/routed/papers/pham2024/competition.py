@@ -144,7 +144,9 @@ def compete_sparse(
     if settings.winners == "random" and deal is not None:
         norms = jax.random.permutation(deal, norms, axis=1, independent=True)
     winners, learned, weight = select(norms), norms, routing.weight
-    chosen = _where(active, winners, routing) if settings.output_of_winners else routing
+    chosen = routing
+    if settings.output_of_winners:
+        chosen = jax.tree.map(partial(jnp.where, active), winners, routing)
     outputs = sorted_outputs(experts.run, experts.params, experts.x, chosen)
     if settings.output_of_winners and settings.winners == "norms":
         computed = jnp.where(chosen.kept, chosen.token, len(norms))  # padding is not
@@ -165,10 +167,6 @@ def _shuffled(key: PRNGKeyArray, norms: Float[Array, "T E"], mask: Bool[Array, "
     drawn = jax.random.uniform(key, mask.shape)
     before, after = (jnp.argsort(jnp.where(mask, rank, jnp.inf)) for rank in (jnp.zeros_like(drawn), drawn))
     return norms.at[before].set(norms[after])
-
-
-def _where(first: Bool[Array, ""], routing: Routing, other_routing: Routing) -> Routing:
-    return jax.tree.map(lambda a, b: jnp.where(first, a, b), routing, other_routing)
 
 
 def norms_of(outputs: Float[Array, "*N O"]) -> Float[Array, "*N"]:

@@ -63,11 +63,10 @@ def load(data: ConfigDict) -> Corpus:
     """
     tables = _artificial(data.labels) if data.table == GENERATED else _tables(data)
     # The tokenizer comes from the text of pretraining (`check`), not from the table.
-    tokenizer = tokenizers.tokenizer(data, Source((), _none, lambda *_: "", len), 0)
+    tokenizer = tokenizers.tokenizer(data, Source((), lambda *_: iter(()), lambda *_: "", len), 0)
     rows_of = {part: _rows(data, tokenizer, rows, part) for part, rows in tables.items()}
-    digest = cache.key(
-        tokenizer.digest, data.table, str(data.input_length), *(_digest(rows) for rows in tables.values())
-    )
+    digests = [cache.key(*(f"{row.label}\t{row.text}" for row in rows)) for rows in tables.values()]
+    digest = cache.key(tokenizer.digest, data.table, str(data.input_length), *digests)
     train, valid, test = ((rows_of[part],) for part in ("train", "valid", "test"))
     return Corpus((LANGUAGE,), train, valid, data.vocabulary, digest, tokenizer, test)
 
@@ -166,10 +165,6 @@ def _say_left_out(data: ConfigDict, rows: list[Row], empty: int, part: str) -> N
         log.warning("%s: %d of %d texts to %s are left out: %s", data.table, left, len(rows), PURPOSE[part], reasons)
 
 
-def _digest(rows: list[Row]) -> str:
-    return cache.key(*(f"{row.label}\t{row.text}" for row in rows))
-
-
 def _artificial(labels: Sequence[str]) -> dict[str, list[Row]]:
     """Generates texts of two-letter words; each class has a word of its own."""
     random, rows_of = np.random.default_rng(0), {}
@@ -181,10 +176,6 @@ def _artificial(labels: Sequence[str]) -> dict[str, list[Row]]:
             Row(text, labels[label], LANGUAGE) for text, label in zip(texts, classes.tolist(), strict=True)
         ]
     return rows_of
-
-
-def _none(*_):
-    return iter(())
 
 
 def _classified(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
