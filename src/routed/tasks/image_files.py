@@ -31,21 +31,18 @@ class Images(NamedTuple):
 
 
 class Split(NamedTuple):
-    """One split of the files; `labels` is the source of the labels, for error messages."""
+    """One split of the files."""
 
     x: np.ndarray
     y: np.ndarray
-    labels: str
+    labels: str  # their source, for error messages
 
 
 class ImageSet(NamedTuple):
-    """Images in files of their own format: `read(folder)` -> (training part, test part, classes).
+    """Images in files of their own format."""
 
-    `files` describes the files for a user who has to fetch them; empty if the set reads no file.
-    """
-
-    read: Callable[[pathlib.Path], tuple[Split, Split, int]]
-    files: str = ""
+    read: Callable[[pathlib.Path], tuple[Split, Split, int]]  # of a folder -> training part, test part, classes
+    files: str = ""  # for a user who has to fetch them; empty if the set reads no file
 
 
 @functools.lru_cache(maxsize=2)

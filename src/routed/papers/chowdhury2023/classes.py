@@ -113,7 +113,6 @@ TASK = Task(
     targets={"class": "class"},
     fixed=fixed,
     draw=draw,
-    dims=lambda data: data.dim,
     outputs=lambda data: CLASSES,
     labels=lambda data: CLASSES + data.pattern_sets,
     positions=lambda data: data.positions,

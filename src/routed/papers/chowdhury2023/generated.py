@@ -170,7 +170,6 @@ TASK = Task(
     targets={"sign": "sign"},
     fixed=fixed,
     draw=draw,
-    dims=lambda data: data.dim,
     labels=lambda data: 2 + data.pattern_sets,
     positions=lambda data: data.positions,
     decisive=2,

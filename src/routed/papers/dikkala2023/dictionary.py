@@ -125,7 +125,6 @@ TASK = Task(
     draw=draw,
     batch=batch,
     bayes=bayes,
-    dims=lambda data: data.dim,
     signal=lambda data: data.dim,
     labels=judged,
     groupings=groupings,

@@ -67,7 +67,6 @@ TASK = Task(
     draw=draw,
     batch=batch,
     bayes=bayes,
-    dims=lambda data: data.dim,
     signal=lambda data: data.dim,
     positions=lambda data: data.positions,
     reads=("clusters", "dim", "positions", "separation"),

@@ -88,7 +88,6 @@ TASK = Task(
     draw=draw,
     batch=batch,
     bayes=bayes,
-    dims=lambda data: data.dim,
     signal=lambda data: data.dim,
     reads=("clusters", "dim", "rank", "noise"),
     check=_check,

@@ -90,7 +90,6 @@ TASK = Task(
     draw=draw,
     batch=batch,
     bayes=bayes,
-    dims=lambda data: data.dim,
     signal=lambda data: data.dim,
     outputs=lambda data: data.target_dim,
     labels=lambda data: 2,
