@@ -46,7 +46,7 @@ class Competition(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """What a layer's winners teach its router where the layer was `active` (`Routing.extra`).
+    """The lesson of a layer's winners for its router, where the layer was `active` (`Routing.extra`).
 
     `scores`: the router's; `norms`: those of the experts' outputs; `mask`: False for padding, which teaches nothing.
     """
