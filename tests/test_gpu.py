@@ -147,7 +147,7 @@ def stand_ins(monkeypatch):
         parts = {name: gpu_parts.Part(1.5, dict.fromkeys(each), patience) for name, each in cases.items()}
         monkeypatch.setattr(gpu, "PARTS", parts)
         monkeypatch.setattr(gpu, "part_of", parts.get)
-        monkeypatch.setattr(gpu, "command", lambda part, cases, rounds: [sys.executable, "-c", STAND_IN, *cases])
+        monkeypatch.setattr(gpu, "command", lambda part, cases, *_: [sys.executable, "-c", STAND_IN, *cases])
 
     return set_parts
 

@@ -10,7 +10,7 @@ import pytest
 from routed.contracts import Batch
 from routed.layer.rule import selection_rule
 from routed.papers.chen2022 import PLAIN_RATE
-from routed.papers.chen2022.groups import group_gap, group_share
+from routed.papers.chen2022.lone_experts import group_gap, group_share
 from routed.plan import experiment
 from routed.plan.arms import changes_of
 from routed.settings.tree import override

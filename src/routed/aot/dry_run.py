@@ -62,10 +62,9 @@ def _lines(estimate: Estimate, times: Times, topology: Topology) -> list[str]:
         f"  a device computes {estimate.flops / 1e9:,.4g} GFLOP in products"
         f" (its model's: {times.flops / 1e9:,.4g}{dense}), and moves {times.moved / 1e6:,.4g} MB at least",
         f"  collectives of a step: {moved or 'none'}",
-        f"  {'' if clock else 'at least '}{1e6 * times.step:,.1f} us a step {source}{waiting};"
-        f" roofline {1e6 * times.roofline:,.1f} ({times.bound}); {times.tokens:,.0f} tokens/s,"
-        f" {times.mfu:.2%} of the peak; {times.hours:.3g} hours,"
-        f" {times.hours * topology.chips * topology.target.price:,.2f} dollars",
+        f"  {'' if clock else 'at least '}{1e6 * times.step:,.1f} us a step {source}{waiting}; roofline"
+        f" {1e6 * times.roofline:,.1f} ({times.bound}); {times.tokens:,.0f} tokens/s, {times.mfu:.2%} of the peak;"
+        f" {times.hours:.3g} hours, {times.hours * topology.chips * topology.target.price:,.2f} dollars",
     ]
 
 

@@ -29,33 +29,19 @@ KERNEL_RATE = 0.5
 
 
 class Estimate(NamedTuple):
-    """Costs of a group's compiled programs, for one device and a batch of runs.
+    """Costs of a group's compiled programs, for one device and a batch of runs."""
 
-    Attributes:
-      seconds: time to compile.
-      resident: bytes of arguments and results, of the larger program.
-      temporary: bytes of intermediate arrays, of the larger program.
-      flops: FLOPs of the products of a training step.
-      evaluation_flops: FLOPs of the products of an evaluation.
-      cycles: purpose -> cycles of a step (TPUs).
-      kernels: seconds of a step's kernels, of which cycles are unknown.
-      evaluation: cycles of an evaluation.
-      unestimated: number of instructions without an estimate.
-      endless: number of loops without a known end, which count once.
-      collectives: collectives of a step.
-    """
-
-    seconds: float
-    resident: float
-    temporary: float
-    flops: float
-    evaluation_flops: float
-    cycles: dict[str, float]
-    kernels: float
-    evaluation: float
-    unestimated: int
-    endless: int
-    collectives: list[Collective]
+    seconds: float  # to compile
+    resident: float  # bytes of arguments and results, of the larger program
+    temporary: float  # bytes of intermediate arrays, of the larger program
+    flops: float  # of the products of a training step
+    evaluation_flops: float  # of the products of an evaluation
+    cycles: dict[str, float]  # purpose -> cycles of a step (TPUs)
+    kernels: float  # seconds of a step's kernels, of which cycles are unknown
+    evaluation: float  # cycles of an evaluation
+    unestimated: int  # instructions without an estimate
+    endless: int  # loops without a known end, which count once
+    collectives: list[Collective]  # of a step
 
     @property
     def shares(self) -> dict[str, float]:
@@ -65,29 +51,17 @@ class Estimate(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Seconds and rates of a group on a topology.
+    """Seconds and rates of a group on a topology."""
 
-    Attributes:
-      step: seconds of a step, by XLA's cycles, or for GPUs by the roofline of the compiled products.
-      collectives: seconds of the step's collectives.
-      roofline: least seconds of a step, by the model's FLOPs and the least bytes.
-      bound: "FLOPs" or "bytes", the larger part of the roofline.
-      flops: FLOPs of the model on a device.
-      moved: least bytes that a device moves.
-      tokens: tokens/s of real runs, without padding.
-      mfu: share of the peak that the FLOPs of real runs reach in `step`.
-      hours: time of the whole group.
-    """
-
-    step: float
-    collectives: float
-    roofline: float
-    bound: str
-    flops: float
-    moved: float
-    tokens: float
-    mfu: float
-    hours: float
+    step: float  # seconds by XLA's cycles, or for GPUs by the roofline of the compiled products
+    collectives: float  # seconds of the step's collectives
+    roofline: float  # least seconds of a step, by the model's FLOPs and the least bytes
+    bound: str  # "FLOPs" or "bytes", the larger part of the roofline
+    flops: float  # of the model on a device
+    moved: float  # least bytes that a device moves
+    tokens: float  # a second, of real runs, without padding
+    mfu: float  # share of the peak that the FLOPs of real runs reach in `step`
+    hours: float  # of the whole group
 
 
 class Shortage(Exception):

@@ -16,16 +16,13 @@ SENT = {
 
 
 class Collective(NamedTuple):
-    """A kind of collective, summed over a training step: bytes of a device's result, and calls.
-
-    Its groups have `devices` devices, each `stride` away from the next.
-    """
+    """A kind of collective, summed over a training step."""
 
     kind: str
-    devices: int
-    bytes: float
+    devices: int  # of a group
+    bytes: float  # of a device's result
     calls: int
-    stride: int = 1
+    stride: int = 1  # from a device of a group to the next
 
     @property
     def sent(self) -> float:

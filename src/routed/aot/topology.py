@@ -24,16 +24,13 @@ from routed.system.machine import Rates
 
 
 class Target(NamedTuple):
-    """A chip with bytes of memory, dollars of an hour, and the time of a collective in seconds.
-
-    `clock` (Hz) belongs to the cycles in which XLA counts; 0 for GPUs, of which XLA estimates no cycles.
-    """
+    """A chip, as a program is compiled for it."""
 
     chip: Chip
-    memory: float
-    price: float
+    memory: float  # bytes
+    price: float  # dollars of an hour
     seconds: Callable[[Collective], float]
-    clock: float = 0.0
+    clock: float = 0.0  # Hz of the cycles in which XLA counts; 0 for GPUs, of which it estimates none
 
 
 #: Source of the prices; nobody has confirmed them since.

@@ -7,17 +7,18 @@ last. This process asks for no device, which would take its memory.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Generator, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from routed.bench.gpu_parts import PARTS, part_of
+from routed.bench.gpu_parts import PARTS, part_of, set_alarm
 from routed.bench.gpu_table import Shares, aims, as_table
 
 #: Seconds for everything.
@@ -49,14 +50,6 @@ def bench(rounds: int, topology: str = "") -> Iterator[dict[str, Any]]:
     )
 
 
-class End(NamedTuple):
-    """End of a process: exit code, last line of its errors, and True if its time was over."""
-
-    code: int
-    last: str
-    late: bool
-
-
 def part_records(part: str, rounds: int, deadline: float) -> Iterator[dict[str, Any]]:
     """Yields the records of a part's cases, from processes that end at the deadline; a death costs its case alone."""
     about = part_of(part)
@@ -64,13 +57,14 @@ def part_records(part: str, rounds: int, deadline: float) -> Iterator[dict[str, 
     share = max(deadline - time.monotonic(), 0.0)
     while waiting and (left := deadline - time.monotonic()) > 1:
         before = len(waiting)
-        end = yield from child(command(part, waiting, rounds), left, about.patience, waiting)
-        if end.late and time.monotonic() >= deadline - 0.5:
+        arguments = command(part, waiting, rounds, deadline)
+        code, last = yield from child(arguments, min(left, about.patience), waiting)
+        late = code == -signal.SIGALRM
+        if late and time.monotonic() >= deadline - 0.5:
             break
-        if waiting and (end.late or end.code or len(waiting) == before):
-            reason = f"its process ended with {end.code}: {end.last}"
-            reason = f"nothing came for {about.patience:.0f} s: {end.last}" if end.late else reason
-            dead = waiting.pop(0)
+        if waiting and (code or len(waiting) == before):
+            reason = f"nothing came for {about.patience:.0f} s" if late else f"its process ended with {code}"
+            reason, dead = f"{reason}: {last}", waiting.pop(0)
             yield {"part": part, "case": dead, "failed": reason, "do": f"{about.memory or 'see above'}; {alone}"}
             waiting.sort(key=lambda case: column_of(case) == column_of(dead))
     for case in waiting:
@@ -83,60 +77,39 @@ def column_of(case: str) -> str:
     return case.rpartition(": ")[2]
 
 
-class Alarm:
-    """Kills a process after `seconds` of its start, or `patience` seconds behind the last `wait`."""
-
-    def __init__(self, process: subprocess.Popen[str], seconds: float, patience: float):
-        self.process, self.deadline, self.patience = process, time.monotonic() + seconds, patience
-        self.late, self.timer = threading.Event(), threading.Timer(0, self.stop)
-
-    def wait(self) -> None:
-        """Starts to wait anew."""
-        self.timer.cancel()
-        seconds = min(self.patience, self.deadline - time.monotonic())
-        if seconds < math.inf:
-            self.timer = threading.Timer(max(seconds, 0.0), self.stop)
-            self.timer.start()
-
-    def stop(self) -> None:
-        """Kills the process."""
-        self.late.set()
-        self.process.kill()
-
-
-def child(
-    arguments: list[str], seconds: float, patience: float, waiting: list[str]
-) -> Generator[dict[str, Any], None, End]:
+def child(arguments: list[str], seconds: float, waiting: list[str]) -> Generator[dict[str, Any], None, tuple[int, str]]:
     """Yields the records that a process prints and removes their cases from `waiting`.
 
-    Kills it after `seconds`, or `patience` seconds without a record.
+    The process dies after `seconds`, unless it sets its alarm anew. Returns its exit code and last line of errors.
     """
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
         subprocess.Popen(
-            arguments, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8", errors="replace"
+            arguments,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            encoding="utf-8",
+            errors="replace",
+            preexec_fn=functools.partial(set_alarm, seconds),
         ) as process,
     ):
-        alarm = Alarm(process, seconds, patience)
-        alarm.wait()
         try:
             for line in process.stdout or ():
                 if line.startswith(RECORD):
                     record = json.loads(line)
-                    alarm.wait()
                     waiting.remove(record["case"])
                     yield record
             code = process.wait()
         finally:
-            alarm.timer.cancel()
             process.kill()
         errors.seek(0)
         lines = errors.read().strip().splitlines()
     if lines:
         print("\n".join(lines[-20:]), file=sys.stderr)
-    return End(code, " ".join(lines[-1].split())[:300] if lines else "nothing was said", alarm.late.is_set())
+    return code, " ".join(lines[-1].split())[:300] if lines else "nothing was said"
 
 
-def command(part: str, cases: list[str], rounds: int) -> list[str]:
+def command(part: str, cases: list[str], rounds: int, deadline: float) -> list[str]:
     """Returns the command of a part's process."""
-    return [sys.executable, "-c", f"from routed.bench import gpu_parts; gpu_parts.run({part!r}, {cases!r}, {rounds})"]
+    run = f"gpu_parts.run({part!r}, {cases!r}, {rounds}, float('{deadline}'))"
+    return [sys.executable, "-c", f"from routed.bench import gpu_parts; {run}"]

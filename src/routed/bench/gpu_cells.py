@@ -119,11 +119,12 @@ class Layer:
         params, x, weight, expert, cotangent = arguments
         program, _ = self.program(way)
         outputs = program(self.empty(way), *arguments)
-        weight = weight * layers.within_capacity(self.shape, self.column, expert)
+        computed = layers.within_capacity(self.shape, self.column, expert)
+        weight = weight * computed
         expected = _expected(self.shape, way)(params, x[tokens], weight[tokens], expert[tokens], cotangent[tokens])
         if way == "forward":
             return accept(float(_distance(outputs[tokens], expected)))
-        (y, (of_params, of_x, of_weight)), computed = outputs, layers.within_capacity(self.shape, self.column, expert)
+        y, (of_params, of_x, of_weight) = outputs
         mine = y[tokens], (of_params, of_x[tokens], (of_weight * computed)[tokens])
         expected = expected[0], (*expected[1][:2], expected[1][2] * computed[tokens])
         return accept(float(_distance(mine, expected)))
@@ -241,8 +242,8 @@ def measure(cell: Cell, rounds: int) -> dict[str, Any]:
     return record | {"tflops": asked / record["ms"] / 1e9}
 
 
-def plan(cell: Cell, topology: str) -> dict[str, Any]:
-    """Compiles a cell for a GPU that is not here; returns its memory, FLOPs and floor, and runs nothing."""
+def plan(cell: Cell, topology: str, rounds: int = 1) -> dict[str, Any]:
+    """Compiles a cell for a GPU that is not here; returns its memory, FLOPs and floor. Runs nothing, in any round."""
     require(cell.column, ahead=True)
     shape, target = SHAPES[cell.shape], topology_of(topology)
     mesh = jax.sharding.Mesh(np.array(target.devices[:1]), ("run",))

@@ -172,13 +172,13 @@ def distance(first: Any, second: Any) -> Array:
     return jnp.stack(jax.tree.leaves(jax.tree.map(relative, first, second))).max()
 
 
-def shapes_of(shape: Shape, column: str, dtype=jnp.bfloat16) -> tuple[Any, ...]:
+def shapes_of(shape: Shape, column: str) -> tuple[Any, ...]:
     """Returns the shapes of params, x, weight, expert and cotangent."""
-    x = jax.ShapeDtypeStruct((shape.tokens, shape.dim), dtype)
+    x = jax.ShapeDtypeStruct((shape.tokens, shape.dim), jnp.bfloat16)
     chosen = (shape.tokens, shape.k)
     params = jax.eval_shape(expert_of(shape, column).init, jax.random.key(0), jnp.zeros((1, shape.dim)))["params"]
     axes = () if column == DENSE_FFN else (shape.experts,)
-    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*axes, *leaf.shape), dtype), params)
+    params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*axes, *leaf.shape), x.dtype), params)
     return params, x, jax.ShapeDtypeStruct(chosen, jnp.float32), jax.ShapeDtypeStruct(chosen, jnp.int32), x
 
 
@@ -188,12 +188,12 @@ def flops_of(shape: Shape, way: str) -> float:
     return forward if way == "forward" else 3 * forward
 
 
-def bytes_of(shape: Shape, way: str, column: str = "", itemsize: int = 2) -> float:
-    """Returns the least bytes that are moved: forward weights, tokens and outputs once.
+def bytes_of(shape: Shape, way: str, column: str = "") -> float:
+    """Returns the least bytes that are moved, two a number: forward weights, tokens and outputs once.
 
     Both ways: weights in each direction and their gradient, tokens, outputs, cotangents and gradients of tokens.
     """
     experts = shape.k if column == DENSE_FFN else shape.experts
     weights = experts * shape.matrices * shape.dim * shape.hidden
     tokens = shape.tokens * shape.dim
-    return itemsize * float(weights + 2 * tokens if way == "forward" else 3 * weights + 4 * tokens)
+    return 2 * float(weights + 2 * tokens if way == "forward" else 3 * weights + 4 * tokens)

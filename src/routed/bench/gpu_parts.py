@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import signal
 import sys
 import time
 import traceback
@@ -40,21 +41,13 @@ Cases = dict[str, Callable[[int], dict[str, Any]]]
 
 
 class Part(NamedTuple):
-    """Cases that share a process.
+    """Cases that share a process, in the order of their importance."""
 
-    Attributes:
-      seconds: share of the budget.
-      cases: cases in the order of their importance.
-      patience: seconds that a case may take; a kernel that hangs must not take the time of others.
-      memory: advice where memory is short.
-      lowering: advice where a lowering is missing.
-    """
-
-    seconds: float
+    seconds: float  # share of the budget
     cases: Cases
-    patience: float = math.inf
-    memory: str = ""
-    lowering: str = ""
+    patience: float = math.inf  # seconds of a case: a kernel that hangs must not take the time of others
+    memory: str = ""  # advice where memory is short
+    lowering: str = ""  # advice where a lowering is missing
 
 
 #: Sizes on a CPU.
@@ -193,25 +186,26 @@ def part_of(name: str) -> Part:
     """Returns a part by its name, or the cells of the table compiled for CHIP:SHAPE; loads share a program."""
     if ":" not in name:
         return PARTS[name]
-    cases: Cases = {
-        cell.name: partial(plan, cell, name) for cell in gpu_cells.cells_of() if cell.load == gpu_layers.LOADS[0]
-    }
+    cells = [cell for cell in gpu_cells.cells_of() if cell.load == gpu_layers.LOADS[0]]
+    cases: Cases = {cell.name: partial(gpu_cells.plan, cell, name) for cell in cells}
     return Part(math.inf, cases, math.inf, FEWER_TOKENS, "nothing: training uses none of these kernels")
 
 
-def plan(cell: gpu_cells.Cell, topology: str, rounds: int) -> dict[str, Any]:
-    """Compiles a cell for a topology."""
-    del rounds
-    return gpu_cells.plan(cell, topology)
+def set_alarm(seconds: float) -> None:
+    """Lets this process die after so many seconds, wherever it hangs; infinite: never."""
+    signal.setitimer(signal.ITIMER_REAL, 0 if math.isinf(seconds) else max(seconds, 0.01))
 
 
-def records(part: str, cases: list[str], rounds: int) -> Iterator[dict[str, Any]]:
+def records(part: str, cases: list[str], rounds: int, deadline: float | None = None) -> Iterator[dict[str, Any]]:
     """Yields a record of each case: its measurements, or in one line why it failed and what to do.
 
-    Ends after an unexpected error: a device that ran out of memory, or was misused, may fail everything after it.
+    Ends after an unexpected error: a device that ran out of memory, or was misused, may fail everything after it. With
+    a deadline (of the monotonic clock) the process dies there, or when a case has taken the part's patience.
     """
     for name in cases:
         started, error = time.perf_counter(), None
+        if deadline is not None:
+            set_alarm(min(part_of(part).patience, deadline - time.monotonic()))
         try:
             record = part_of(part).cases[name](rounds)
         except Exception as raised:  # any error: the other cases go on
@@ -239,9 +233,9 @@ def advice(error: BaseException, part: Part) -> str:
     return "a fault of the bench or of JAX: run this part alone, and report the traceback"
 
 
-def run(part: str, cases: list[str], rounds: int) -> None:
+def run(part: str, cases: list[str], rounds: int, deadline: float | None = None) -> None:
     """Prints the records of a part, a line of JSON each."""
-    for record in records(part, cases or [*part_of(part).cases], rounds):
+    for record in records(part, cases or [*part_of(part).cases], rounds, deadline):
         print(json.dumps(record), flush=True)
 
 

@@ -33,13 +33,10 @@ class Work(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A case of a bench.
+    """A case of a bench: columns that name it, and what is timed.
 
-    Attributes:
-      about: columns that name the case.
-      times: column -> call that returns seconds. The column begins with the unit of the record, ms or seconds.
-      work: least work of the last of these calls; None if unknown.
-      peer: label of the baseline's lines with which the last of these calls is compared.
+    `times` maps a column, which begins with its unit (ms or seconds), to a call that returns seconds. The last of them
+    has the least `work`, and is compared with the baseline's lines of the label `peer`.
     """
 
     about: dict[str, Any]

@@ -40,12 +40,12 @@ TURNS = 10
 
 
 class Rows(NamedTuple):
-    """Rows that attend: how many, queries and keys of each, and whether keys behind a query are hidden."""
+    """Rows that attend."""
 
     number: int
-    queries: int
+    queries: int  # of each
     keys: int
-    causal: bool
+    causal: bool  # keys behind a query are hidden
 
     @property
     def pairs(self) -> float:
@@ -54,16 +54,13 @@ class Rows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of a step: how often it occurs, a function and its arguments, and the work of one occurrence.
+    """A part of a step."""
 
-    The function computes the part `turns` times.
-    """
-
-    times: int
+    times: int  # that it occurs
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    work: Work | None
-    turns: int = 1
+    work: Work | None  # of one occurrence
+    turns: int = 1  # that the function computes it
 
 
 class Identity(nn.Module):

@@ -68,7 +68,6 @@ def bench(rounds: int, baseline: Baseline) -> list[dict[str, Any]]:
 
 def _random_pixels(folder: pathlib.Path) -> tuple[Split, Split, int]:
     """Draws 50 training and 10 test images of 28 x 28 of each class."""
-    del folder
     rng = np.random.default_rng(0)
 
     def split(each: int, name: str) -> Split:

@@ -101,7 +101,6 @@ def _record_on(spec: str, changes: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _blank(folder: object) -> tuple[Split, Split, int]:
     """Returns black images of the number and shape of CIFAR-10's."""
-    del folder
     train, test = (Split(np.zeros((n, 32, 32, 3), np.uint8), np.arange(n) % 10, "blank images") for n in (50000, 10000))
     return train, test, 10
 

@@ -112,7 +112,6 @@ def sweep_of(runs: int) -> tuple[Point, ...]:
 
 def claims(config: ConfigDict) -> tuple[Claim, ...]:
     """Returns three orders, as an experiment claims them."""
-    del config
     write = Writer("same", at={"data.samples": 64, "data.separation": 1.0}, prefix="tables.")
     return (
         write.order("frozen", "learned beats frozen", "", LEARNED, FROZEN),

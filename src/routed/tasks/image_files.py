@@ -8,7 +8,7 @@ import hashlib
 import math
 import pathlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,21 +31,18 @@ class Images(NamedTuple):
 
 
 class Split(NamedTuple):
-    """One split of the files; `labels` is the source of the labels, for error messages."""
+    """One split of the files."""
 
     x: np.ndarray
     y: np.ndarray
-    labels: str
+    labels: str  # their source, for error messages
 
 
 class ImageSet(NamedTuple):
-    """Images in files of their own format: `read(folder)` -> (training part, test part, classes).
+    """Images in files of their own format."""
 
-    `files` describes the files for a user who has to fetch them; empty if the set reads no file.
-    """
-
-    read: Callable[[pathlib.Path], tuple[Split, Split, int]]
-    files: str = ""
+    read: Callable[[pathlib.Path], tuple[Split, Split, int]]  # of a folder -> training part, test part, classes
+    files: str = ""  # for a user who has to fetch them; empty if the set reads no file
 
 
 @functools.lru_cache(maxsize=2)
@@ -70,10 +67,10 @@ def load(name: str, directory: str) -> Images:
     return Images(train.x, train.y.astype(np.int32), test.x, test.y.astype(np.int32))
 
 
-def digest(images: Images) -> str:
-    """Hashes the decoded arrays: equal digests mean equal images in equal order, whatever the file format."""
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    """Hashes decoded arrays: equal digests mean equal data in equal order, whatever the file format."""
     total = hashlib.sha256()
-    for array in images:
+    for array in arrays:
         total.update(f"{array.dtype} {array.shape} ".encode())
         total.update(np.ascontiguousarray(array).data)
     return total.hexdigest()[:24]

@@ -148,8 +148,20 @@ def variance(world: World, data) -> Scalar:
     return (world.fixed**2).sum(-1).mean()
 
 
-def _dims(data) -> int:
-    return math.prod(source(data).train_x.shape[1:]) + data.dim
+def check_square(images: Images, data, multiple: int = 1, reduced: int = 1, needs: str = "patches are square") -> None:
+    """Refuses images that are not square, or whose side is no multiple of two numbers.
+
+    Raises:
+      UserError: says what `needs` squares of a `multiple`; `reduced` is data.image_side.
+    """
+    height, width = images.train_x.shape[1:3]
+    if height != width or height % multiple:
+        raise UserError(
+            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and {needs}; use others"
+        )
+    if height % reduced:
+        reason = f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}"
+        refuse("data.image_side", reduced, reason)
 
 
 def check_directory(config: ConfigDict, faces: bool = False) -> None:
@@ -184,7 +196,7 @@ TASK = Task(
     draw=draw,
     batch=batch,
     bayes=bayes,
-    dims=_dims,
+    dims=lambda data: math.prod(source(data).train_x.shape[1:]) + data.dim,
     signal=lambda data: data.dim,
     side=lambda data: data.dim,
     variance=variance,

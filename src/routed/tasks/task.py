@@ -40,16 +40,16 @@ class Task(NamedTuple):
 
     tokens: str
     targets: Mapping[str, str]
-    #: Draws what all samples of a seed share, such as centres and targets, from (keys [2], data).
-    fixed: Callable[[Key[Array, " n"], Any], Any]
     #: Draws samples from (fixed, key of clusters, key of noise, size, data). Without the key of clusters they are test
     #: samples, with every cluster equally often.
     draw: Callable[[Any, PRNGKeyArray | None, PRNGKeyArray, int, Any], Any]
-    #: Makes the batch of (world, draws, data). Traced settings are applied here, so that a world serves all of their
-    #: values.
-    batch: Callable[[World, Any, Any], Batch]
+    #: Draws what all samples of a seed share, such as centres and targets, from (keys [2], data).
+    fixed: Callable[[Key[Array, " n"], Any], Any] = lambda keys, data: ()
+    #: Makes the batch of (world, draws, data); default: the draws are batches. Traced settings are applied here, so
+    #: that a world serves all of their values.
+    batch: Callable[[World, Any, Any], Batch] = lambda world, draws, data: draws
     #: Numbers of a sample, of its target, and of `Batch.side`; number of labels by which routing is judged.
-    dims: Callable[[Any], int]
+    dims: Callable[[Any], int] = lambda data: data.dim
     outputs: Callable[[Any], int] = lambda data: 1
     side: Callable[[Any], int] = lambda data: 0
     labels: Callable[[Any], int] = lambda data: data.clusters

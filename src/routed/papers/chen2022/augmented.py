@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Integer, Key, PRNGKeyArray
-from ml_collections import ConfigDict
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
-from routed.contracts import Batch, Column, UserError
-from routed.settings.setting import Setting, one_of, refuse
+from routed.contracts import Batch, Column
+from routed.settings.setting import Setting, one_of
 from routed.tasks import images
 from routed.tasks.images import shrunk
 from routed.tasks.task import Task, World
@@ -58,27 +57,12 @@ def counts(data) -> tuple[int, int]:
       UserError: images that are not square or too small, or a data.image_side that does not divide their side.
     """
     loaded = images.source(data)
-    height, width = loaded.train_x.shape[1:3]
-    if height != width or height % 8:
-        raise UserError(
-            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and squares of a "
-            "multiple of 8 are turned and cropped; use others"
-        )
-    if height % data.image_side:
-        reason = f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}"
-        refuse("data.image_side", data.image_side, reason)
+    images.check_square(loaded, data, 8, data.image_side, "squares of a multiple of 8 are turned and cropped")
     return len(loaded.train_y), data.clusters * int(np.bincount(loaded.test_y).min())
-
-
-def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Returns nothing: all runs share the images."""
-    del keys, data
-    return ()
 
 
 def draw_turned(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Turned:
     """Draws training images, half of them turned; test images in turn, each unturned and then turned."""
-    del fixed
     train, tests = counts(data)
     sigma = jax.random.uniform(jax.random.fold_in(noise_key, 0), (size,), minval=SIGMA[0], maxval=SIGMA[1])
     if cluster_key is None:
@@ -92,7 +76,6 @@ def draw_turned(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: P
 
 def draw_moved(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Moved:
     """Draws training images, half of them flipped, moved by up to 1/8 of a side; test images in turn, unchanged."""
-    del fixed
     train, tests = counts(data)
     if cluster_key is None:
         return Moved(train + jnp.arange(size) % tests, jnp.zeros(size, bool), jnp.zeros((size, 2), int))
@@ -195,7 +178,6 @@ def moved(x: Float[Array, "B H W C"], shift: Int[Array, "B 2"]) -> Float[Array, 
 
 def groupings(world: World, data) -> dict[str, Float[Array, "labels groups"]]:
     """Returns the groups of clusters by class, and by turn."""
-    del world
     label = jnp.arange(2 * data.clusters)
     return {"class": jax.nn.one_hot(label // 2, data.clusters), "turned": jax.nn.one_hot(label % 2, 2)}
 
@@ -204,7 +186,6 @@ def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {},
     return Task(
         tokens="images",
         targets={"class": "class"},
-        fixed=fixed,
         draw=draw,
         batch=batch,
         dims=lambda data: data.image_side**2 * images.source(data).train_x.shape[-1],
@@ -215,14 +196,9 @@ def _task(draw: Callable, batch: Callable, settings: Mapping[str, Setting] = {},
         about=lambda data: f"data.images={data.images}, changed by the task's own file",
         reads=("clusters", "directory", "data.images"),
         settings={"image_side": images.SIDE, **settings},
-        check=_check,
+        check=images.check_directory,  # `counts` checks the images when their files are read
         **fields,
     )
-
-
-def _check(config: ConfigDict) -> None:
-    # Checks settings only: `counts` checks the images when their files are read.
-    images.check_directory(config)
 
 
 _AMI = "Adjusted mutual information of experts and {}: 0 is chance, 1 each tells the other."
@@ -234,9 +210,10 @@ ROTATED = _task(
     labels=lambda data: 2 * data.clusters,
     groupings=groupings,
     columns={
-        "router/ami_by_class": Column("AMI of experts and classes", definition=_AMI.format("classes of images")),
+        "router/ami_by_class": Column("AMI of experts and classes", _AMI.format("classes of images")),
         "router/ami_by_turned": Column(
-            "AMI of experts and turns", definition=_AMI.format("the turns, which are the label")
+            "AMI of experts and turns",
+            _AMI.format("the turns, which are the label"),
         ),
     },
     settings={

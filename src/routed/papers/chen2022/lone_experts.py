@@ -23,7 +23,6 @@ from routed.metrics import agreement
 from routed.metrics.router import PROBE
 from routed.models.model import Model, ModelPart, Outputs
 from routed.models.single_layer import SITE
-from routed.papers.chen2022.groups import group_gap, group_share
 from routed.settings.tree import node_of
 from routed.tasks import TASKS
 from routed.training.probes import Evaluation, Probe
@@ -45,7 +44,6 @@ def _alone(evaluation: Evaluation) -> dict[str, Float[Array, "C E"]]:
 
 def _errors(problem: SampleProblem, history: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns the mean error of experts on their own cluster, and on the best of the others."""
-    del problem
     if (groups := history.get("groups")) is None:
         return {}
     errors = [agreement.group_errors(groups[0], 1 - right) for right in history["alone"]]
@@ -54,7 +52,6 @@ def _errors(problem: SampleProblem, history: dict[str, Any]) -> dict[str, np.nda
 
 def _hits(problem: SampleProblem, history: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns the share of live experts that serve their group's cluster, and where the samples of groups go."""
-    del problem
     if (groups := history.get("groups")) is None:
         return {}
     rules = {"group_hit": agreement.group_hit, "group_share": group_share, "group_gap": group_gap}
@@ -62,6 +59,31 @@ def _hits(problem: SampleProblem, history: dict[str, Any]) -> dict[str, np.ndarr
         f"router/{name}": np.array([rule(groups[0], counts) for counts in history["counts"]])
         for name, rule in rules.items()
     }
+
+
+def group_share(groups: np.ndarray, counts: np.ndarray) -> float:
+    """Returns the share of samples that go to an expert of their group [E], from counts [C, E] (Theorem 4.2)."""
+    return float(counts[_members(groups, len(counts))].sum() / counts.sum())
+
+
+def group_gap(groups: np.ndarray, counts: np.ndarray) -> float:
+    """Returns the mean of max |n_km - n_kn| / n_k over m, n in M_k, of the groups with two experts or more.
+
+    n_km counts the samples of cluster k that expert m gets. Lemma E.16 bounds the difference in every group. 0 if no
+    group has two experts.
+    """
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    gaps = [
+        np.ptp(share[members])
+        for share, members in zip(shares, _members(groups, len(counts)), strict=True)
+        if members.sum() > 1
+    ]
+    return float(np.mean(gaps)) if gaps else 0.0
+
+
+def _members(groups: np.ndarray, clusters: int) -> np.ndarray:
+    """Returns True where an expert is in the group of a cluster [C, E]."""
+    return np.arange(clusters)[:, None] == groups[None]
 
 
 def _asks_for_errors(problem: SampleProblem) -> bool:
@@ -83,7 +105,6 @@ def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     expert e starts as expert e of the mixture. The loss is the mean over members, so a member's gradient is 1 / E of
     the gradient of a single model; normalised gradients (`optimizer.normalise`) undo the factor.
     """
-    del mesh
     count, task = config.experts.count, TASKS[config.data.name]
     classes = task.targets[config.data.target] == "class"
     member = EXPERTS[config.experts.name].make(node_of(config).experts, task.outputs(config.data))
@@ -93,7 +114,6 @@ def ensemble(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return {"router": {}, "experts": jax.vmap(lambda k: member.init(k, batch.tokens[:1])["params"])(keys)}, {}
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        del rule, dispatch, step
 
         def logits_of(member_params):
             return alone(lambda params, x: member.apply({"params": params}, x), member_params, batch.tokens)

@@ -1,5 +1,4 @@
-"""Experts that are whole networks on images (Chen et al. 2022, A.3): a CNN, MobileNetV2 and ResNet18, each of any
-width.
+"""Experts that are whole networks on images, of any width (Chen et al. 2022, A.3): a CNN, MobileNetV2 and ResNet18.
 
 Layers are those of the paper's code, which follows kuangliu/pytorch-cifar, for images of 32 x 32: no early stride or
 pooling. Its batch normalisation is left out: statistics of those samples that a router sends to an expert would make
@@ -28,9 +27,7 @@ RESIDUAL = ((1, 1), (1, 1), (2, 2), (2, 1), (4, 2), (4, 1), (8, 2), (8, 1))
 
 
 class Network(nn.Module):
-    """`outputs` linear in the embedding of an image, which the layers of `body(width)` make of it; width: filters of
-    the first convolution.
-    """
+    """Linear in the embedding that `body(width)` makes of an image; width: filters of its first convolution."""
 
     outputs: int
     width: int
@@ -49,9 +46,7 @@ class Network(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with biases, of width and twice as many filters, each with ReLU and the maximum of 2 x 2
-    positions (paper: width 64).
-    """
+    """Two convolutions with biases, ReLU and the maximum of 2 x 2 positions; the second has 2 width filters."""
 
     width: int
 
@@ -65,9 +60,7 @@ class ConvNet(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Four stages of two residual blocks of two convolutions (He et al. 2016), each with twice the filters and half the
-    side of the one before.
-    """
+    """Four stages of two residual blocks (He et al. 2016), each of twice the filters and half the side of the last."""
 
     width: int
 
@@ -85,9 +78,7 @@ class ResNet18(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """Inverted residual blocks (Sandler et al. 2018), channels in proportion to the width; as released, each of stride
-    1 has a shortcut.
-    """
+    """Inverted residual blocks (Sandler et al. 2018); as released, each of stride 1 has a shortcut."""
 
     width: int
 

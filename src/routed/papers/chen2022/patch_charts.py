@@ -73,15 +73,12 @@ def first_samples(data: Data, point: dict[str, Any], count: int) -> Batch:
 
 
 def examples(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns the first test images of the base seed, a row for each line, as a router and its experts see them (Fig.
-    6).
-    """
-    images_of = {name: np.asarray(first_samples(data, point, SHOWN).x) for name, point in spec["lines"].items()}
-    images_of = {
-        name: images for name, images in images_of.items() if images.ndim == 4
-    }  # rows of numbers are no pictures
+    """Returns the first test images of the base seed, as a router and its experts see them: a row a line (Fig. 6)."""
     panels = []
-    for name, images in images_of.items():
+    for name, point in spec["lines"].items():
+        images = np.asarray(first_samples(data, point, SHOWN).x)
+        if images.ndim != 4:  # rows of numbers are no pictures
+            continue
         pixels = np.round(255 * (images - images.min()) / (images.max() - images.min())).astype(np.uint8)
         pixels = pixels if images.shape[-1] == 3 else pixels[..., :1].repeat(3, -1)
         framed = np.pad(pixels, ((0, 0), (0, 0), (0, APART), (0, 0)), constant_values=255)
@@ -96,9 +93,8 @@ def examples(spec: dict[str, Any], data: Data) -> Chart | None:
 
 LATENT_PLOT = Plot(
     latent,
-    "t-SNE of the embedding of each test image with one label by its expert, base seed, at the end of training."
-    " Left: the expert; right:"
-    " the class; classes without a name are grey.",
+    "t-SNE of the embedding of each test image with one label by its expert, base seed, at the end of training. Left:"
+    " the expert; right: the class; classes without a name are grey.",
     required={"panels": "title -> [settings of a point, label that is shown, number of a cluster -> its name]"},
     axes=lambda spec, data: sorted({key for point, *_ in spec["panels"].values() for key in point if key in data.own}),
     alone=True,
@@ -120,20 +116,15 @@ PRODUCTS = ("expert and feature", "expert and centre", "router and feature", "ro
 
 
 def products(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns products of each expert's filters and router row with each signal over training, a colour for each
-    cluster (base seed).
-    """
+    """Returns products of filters and router rows with each signal over training, a colour a cluster (base seed)."""
     panels = []
     for name, (values,) in arrays_of(spec, data, "products").items():
         steps = sorted(data.at(spec["lines"][name], data.table).step.unique())[: len(values)]
         for i, title in enumerate(PRODUCTS):
-            pair = values[
-                :, i // 2 * 2 : i // 2 * 2 + 2
-            ]  # a pair shares its scale: features and centres can be compared
-            y = Axis("product", (0, 1.05 * float(pair.max()) or 1.0))
-            panel = Panel(
-                Axis("optimiser steps", padded(0, float(max(steps)))), y, f"{name}: {title}", width=180, height=170
-            )
+            first = i // 2 * 2  # a pair shares its scale: features and centres can be compared
+            y = Axis("product", (0, 1.05 * float(values[:, first : first + 2].max()) or 1.0))
+            x = Axis("optimiser steps", padded(0, float(max(steps))))
+            panel = Panel(x, y, f"{name}: {title}", width=180, height=170)
             for cluster in range(values.shape[-1]):
                 colour = COLOURS[cluster % len(COLOURS)]
                 panel.series[f"cluster {cluster + 1}"] = Series(f"cluster {cluster + 1}", colour)
@@ -150,8 +141,9 @@ def embedding(spec: dict[str, Any], data: Data) -> Chart | None:
     """
     panels = []
     for name, (choices, right) in arrays_of(spec, data, "choices", "right").items():
-        x, y = samples(data, spec["lines"][name], choices.shape[1])
-        coordinates = TSNE(random_state=0, perplexity=30).fit_transform(x)
+        test = first_samples(data, spec["lines"][name], choices.shape[1])
+        y = np.asarray(test.y[:, -1] > 0)
+        coordinates = TSNE(random_state=0, perplexity=30).fit_transform(np.asarray(test.x.sum(1)))
         for moment, when in ((0, "before"), (-1, "after")):
             title = f"{name}, {when} training:\n{100 * right[moment].mean():.1f} % right"
             panel = map_panel(coordinates, title)
@@ -170,34 +162,22 @@ def _add_votes(panel: Panel, coordinates: np.ndarray, predicted: np.ndarray) -> 
         return
     assert panel.x.domain and panel.y.domain
     grid = np.stack(np.meshgrid(np.linspace(*panel.x.domain, GRID), np.linspace(*panel.y.domain[::-1], GRID)), -1)
-    votes = (
-        KNeighborsClassifier(NEIGHBOURS).fit(coordinates, predicted).predict(grid.reshape(-1, 2)).reshape(GRID, GRID)
-    )
-    panel.picture(CLASSES[votes.astype(int)])
-
-
-def samples(data: Data, point: dict[str, Any], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first test samples of the base seed at a point, patches added up, and True where their class is the
-    second.
-    """
-    test = first_samples(data, point, count)
-    return np.asarray(test.x.sum(1)), np.asarray(test.y[:, -1] > 0)
+    votes = KNeighborsClassifier(NEIGHBOURS).fit(coordinates, predicted).predict(grid.reshape(-1, 2))
+    panel.picture(CLASSES[votes.reshape(GRID, GRID).astype(int)])
 
 
 PRODUCTS_PLOT = Plot(
     products,
-    "Largest absolute product of an expert's filters, or of its router row, with each cluster's signals, for the"
-    " base seed: a line for"
-    " each expert and cluster.",
+    "Largest absolute product of an expert's filters, or of its router row, with each cluster's signals, for the base"
+    " seed: a line for each expert and cluster.",
     required=LINES,
     optional=ARM,
     alone=True,
 )
 EMBEDDING_PLOT = Plot(
     embedding,
-    "t-SNE of test samples of the base seed; colour and shape: the expert; background: the predicted class, by a"
-    " vote of the 15 nearest"
-    " samples.",
+    "t-SNE of test samples of the base seed; colour and shape: the expert; background: the predicted class, by a vote"
+    " of the 15 nearest samples.",
     required=LINES,
     optional=ARM,
     alone=True,

@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Batch, Column, UserError
-from routed.papers.chen2022 import groups
 from routed.settings.setting import POSITIVE, Setting, at_least, refuse
 from routed.tasks.task import Task, World
 from routed.tasks.worlds import clusters_of
@@ -66,12 +65,6 @@ def draw(fixed: Signals, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArr
     x = data.input_scale * jnp.take_along_axis(patches, order[:, :, None], 1)
     y = label if data.target == "sign" else jax.nn.one_hot((label[:, 0] > 0).astype(int), 2)
     return Batch(x=x, y=y, cluster=cluster)
-
-
-def batch(world: World, draws: Batch, data) -> Batch:
-    """Returns the samples as drawn."""
-    del world, data
-    return draws
 
 
 def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
@@ -185,95 +178,90 @@ TASK = Task(
     targets={"sign": "sign", "class": "class"},
     fixed=fixed,
     draw=draw,
-    batch=batch,
     dims=lambda data: data.patches * data.dim,
     signal=lambda data: data.dim,
     outputs=lambda data: 1 if data.target == "sign" else 2,
     watch=watch,
-    columns=groups.COLUMNS
-    | {
-        "router/group_hit": Column(
-            "share of experts that serve the cluster\ntheir initial filters favour",
+    columns={
+        "router/group_share": Column(
+            "share of samples that go to\nthe group of their cluster",
+            "Share of the test samples that go to an expert whose filters at initialisation favour their cluster.",
             bounds=SHARE,
             higher_is_better=True,
-            definition=(
-                "Share of the experts that mostly serve the cluster that their filters at initialisation favour."
-            ),
+        ),
+        "router/group_gap": Column(
+            "difference of loads\nwithin a group (Lemma E.16)",
+            "Largest difference between the shares of a cluster's test samples that two experts of its group get;"
+            " mean over the groups of at least two experts. 0: equal loads; 1: one expert has all samples.",
+            bounds=SHARE,
+        ),
+        "router/group_hit": Column(
+            "share of experts that serve the cluster\ntheir initial filters favour",
+            "Share of the experts that mostly serve the cluster that their filters at initialisation favour.",
+            bounds=SHARE,
+            higher_is_better=True,
         ),
         "signals/expert_feature": Column(
             "largest product of an expert\nwith a feature",
+            "Largest inner product of a filter of an expert with a cluster's feature vector.",
             bounds=AT_LEAST_0,
-            definition="Largest inner product of a filter of an expert with a cluster's feature vector.",
         ),
         "signals/expert_second": Column(
             "second largest product of an expert\nwith a feature",
+            "Second largest inner product of an expert with feature vectors: small where it specialised.",
             bounds=AT_LEAST_0,
-            definition="Second largest inner product of an expert with feature vectors: small where it specialised.",
         ),
         "signals/expert_centre": Column(
             "largest product of an expert\nwith a centre",
+            "Largest inner product of a filter of an expert with a cluster's centre vector.",
             bounds=AT_LEAST_0,
-            definition="Largest inner product of a filter of an expert with a cluster's centre vector.",
         ),
         "signals/router_feature": Column(
             "largest product of a router row\nwith a feature",
+            "Largest inner product of a router row with a feature vector.",
             bounds=AT_LEAST_0,
-            definition="Largest inner product of a router row with a feature vector.",
         ),
         "signals/router_centre": Column(
             "largest product of a router row\nwith a centre",
+            "Largest inner product of a router row with a cluster's centre vector: what routing by cluster needs.",
             bounds=AT_LEAST_0,
-            definition=(
-                "Largest inner product of a router row with a cluster's centre vector: what routing by cluster needs."
-            ),
         ),
         "theory/lemma51": Column(
             "change of routing over its bound\n(Lemma 5.1)",
+            "Measured change of routing under a change of scores, over the bound of Lemma 5.1: at most 1 where the "
+            "lemma holds.",
             bounds=AT_LEAST_0,
-            definition=(
-                "Measured change of routing under a change of scores, over the bound of Lemma 5.1: at most 1 where the "
-                "lemma holds."
-            ),
         ),
         "theory/lemma_c3": Column(
             "difference of chances over its bound\n(Lemma C.3)",
+            "Measured difference of the chances of two experts over the bound of Lemma C.3: at most 1 where it holds.",
             bounds=AT_LEAST_0,
-            definition=(
-                "Measured difference of the chances of two experts over the bound of Lemma C.3: at most 1 where it "
-                "holds."
-            ),
         ),
         "theory/lemma_c4": Column(
             "1 + chance of a hopeless expert\n(Lemma C.4)",
+            "1 + the measured chance that an expert whose score is 1 below the highest is chosen; Lemma C.4 says "
+            "that it is never.",
             bounds=AT_LEAST_1,
-            definition=(
-                "1 + the measured chance that an expert whose score is 1 below the highest is chosen; Lemma C.4 says "
-                "that it is never."
-            ),
         ),
         "theory/hopeless": Column(
             "share of experts whose score is\n1 below the highest (Lemma C.4)",
+            "Share of experts whose score is at least 1 below the highest.",
             bounds=SHARE,
-            definition="Share of experts whose score is at least 1 below the highest.",
         ),
         "theory/own_error": Column(
             "error of experts on the cluster that\ntheir filters favour (Lemma 5.2)",
+            "Error of experts on samples of the cluster that their filters favour.",
             bounds=SHARE,
-            definition="Error of experts on samples of the cluster that their filters favour.",
         ),
         "theory/other_error": Column(
             "smallest error of experts on\nanother cluster (Lemma 5.2)",
+            "Smallest error of experts on samples of a cluster that their filters do not favour: a half is chance.",
             bounds=SHARE,
-            definition=(
-                "Smallest error of experts on samples of a cluster that their filters do not favour: a half is chance."
-            ),
         ),
         "theory/row_sum": Column(
             "|sum of router rows| over\nthe norm of all (Lemma E.1)",
+            "Norm of the sum of the router's rows over the norm of all rows: Lemma E.1 says that it stays 0.",
             bounds=AT_LEAST_0,
-            definition=(
-                "Norm of the sum of the router's rows over the norm of all rows: Lemma E.1 says that it stays 0."
-            ),
         ),
     },
     reads=("clusters", "dim"),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import io
 import pathlib
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from absl import logging as log
 from jaxtyping import Float32, Int32
+from tqdm import tqdm
 
 from routed.contracts import UserError
 from routed.system import files
@@ -21,8 +20,8 @@ from routed.tasks.labelled_tables import Row, read_table
 
 #: Artificial embeddings: languages, dimensions, training and test sentences of each language.
 LANGUAGES, DIMS, TRAIN, TEST = 4, 16, 400, 200
-#: Sentences in an encoder's block, and seconds between two lines about the progress.
-BLOCK, SAY = 256, 10.0
+#: Sentences in an encoder's block.
+BLOCK = 256
 
 
 class Part(NamedTuple):
@@ -94,25 +93,11 @@ def load(source: str, directory: str, labels: tuple[str, ...]) -> Sentences:
         "test": [i for i, row in enumerate(rows["test"]) if row.label in labels and row.text not in training_texts],
     }
     for part, indices in used.items():
-        log.info(
-            "%s: %d of %d %s sentences are used (data.labels, and none twice)",
-            folder,
-            len(indices),
-            len(rows[part]),
-            part,
-        )
+        message = "%s: %d of %d %s sentences are used (data.labels, and none twice)"
+        log.info(message, folder, len(indices), len(rows[part]), part)
     languages = tuple(sorted({rows["train"][i].language for i in used["train"]}))
     train, test = (_part(rows[part], joined[part], used[part], labels, languages, folder, part) for part in rows)
     return Sentences(train, test, languages)
-
-
-def digest(sentences: Sentences) -> str:
-    """Returns a hash of the arrays; equal digests mean equal data."""
-    total = hashlib.sha256()
-    for array in (*sentences.train, *sentences.test):
-        total.update(f"{array.dtype} {array.shape} ".encode())
-        total.update(np.ascontiguousarray(array).data)
-    return total.hexdigest()[:24]
 
 
 def _part(
@@ -161,27 +146,16 @@ def _embeddings(name: str, path: pathlib.Path, texts: list[str]) -> Float32[np.n
 
 
 def _encoded(name: str, texts: list[str], table: str) -> bytes:
-    """Computes the embeddings of all texts as the bytes of a .npy file, and logs the progress.
+    """Computes the embeddings of all texts as the bytes of a .npy file, and shows the progress.
 
     Texts of similar length share a block, as encoders pad a block to its longest text.
     """
-    begun = said = time.monotonic()
     blocks, order = [], sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
-    for start in range(0, len(texts), BLOCK):
+    for start in tqdm(
+        range(0, len(texts), BLOCK), f"encoding {table} by {name}", unit="block", leave=False, disable=None
+    ):
         block = [texts[i] for i in order[start : start + BLOCK]]
         blocks.append(np.asarray(ENCODERS[name](block), np.float32))
-        if (now := time.monotonic()) - said > SAY:
-            said, done = now, start + BLOCK
-            left = (now - begun) * (len(texts) - done) / done
-            log.info(
-                "%s: %d of %d sentences encoded by %s, %.0f/s, about %.0f s left",
-                table,
-                done,
-                len(texts),
-                name,
-                done / (now - begun),
-                left,
-            )
     embeddings = np.concatenate(blocks)
     np.save(buffer := io.BytesIO(), embeddings[np.argsort(order)])
     return buffer.getvalue()
@@ -217,10 +191,7 @@ def _artificial(classes: int) -> Sentences:
     directions = random.normal(size=(LANGUAGES, classes, DIMS))
 
     def part(count):
-        language, label = (
-            np.repeat(np.arange(LANGUAGES), count),
-            np.tile(np.arange(classes), LANGUAGES * count)[: LANGUAGES * count],
-        )
+        language, label = np.repeat(np.arange(LANGUAGES), count), np.arange(LANGUAGES * count) % classes
         x = centres[language] + directions[language, label] + random.normal(size=(len(label), DIMS))
         return Part(x.astype(np.float32), label.astype(np.int32), language.astype(np.int32))
 

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float32, Int32, Key, PRNGKeyArray
+from jaxtyping import Array, Float32, Int32, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from routed.contracts import Batch, UserError
 from routed.papers.chen2022 import sentence_files
 from routed.papers.chen2022.sentence_files import Sentences
 from routed.settings.setting import Setting, one_of, refuse
+from routed.tasks.image_files import digest
 from routed.tasks.images import in_turn
 from routed.tasks.labelled_tables import LABELS
 from routed.tasks.task import Task, World
@@ -49,7 +50,8 @@ def source(data) -> Sentences:
 
 def digest_of(data) -> str:
     """Returns a digest of the sentences; equal digests mean equal sentences."""
-    return f"sentences {data.sentences} {sentence_files.digest(source(data))}"
+    sentences = source(data)
+    return f"sentences {data.sentences} {digest((*sentences.train, *sentences.test))}"
 
 
 def shared_arrays(data) -> Shared:
@@ -71,15 +73,8 @@ def _shared(name: str, directory: str, labels: tuple[str, ...]) -> Shared:
     )
 
 
-def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Returns nothing: all runs share the sentences."""
-    del keys, data
-    return ()
-
-
 def draw(fixed: Any, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Array:
     """Draws numbers of sentences: test sentences in turn, training sentences in repeated random order."""
-    del fixed, noise_key
     sentences = source(data)
     train, index = len(sentences.train.label), jnp.arange(size)
     if cluster_key is None:
@@ -91,10 +86,6 @@ def batch(world: World, draws: Array, data) -> Batch:
     """Returns x = the embedding, as the only patch of a sample; y = the class, one-hot; cluster = the language."""
     x, label, language = (jnp.asarray(array)[draws] for array in world.shared)
     return Batch(x=x[:, None], y=jax.nn.one_hot(label, len(data.labels)), cluster=language)
-
-
-def _dims(data) -> int:
-    return source(data).train.x.shape[1]
 
 
 def _check(config: ConfigDict) -> None:
@@ -110,10 +101,9 @@ def _check(config: ConfigDict) -> None:
 TASK = Task(
     tokens="patches",
     targets={"class": "class"},
-    fixed=fixed,
     draw=draw,
     batch=batch,
-    dims=_dims,
+    dims=lambda data: source(data).train.x.shape[1],
     outputs=lambda data: len(data.labels),
     shared=shared_arrays,
     same_tests=True,

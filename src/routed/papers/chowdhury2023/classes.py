@@ -17,8 +17,9 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Batch
 from routed.papers.chowdhury2023.generated import TASK as TWO_CLASSES
+from routed.papers.chowdhury2023.generated import shuffled, turned
 from routed.settings.setting import refuse
-from routed.tasks.task import Task, World
+from routed.tasks.task import Task
 from routed.tasks.worlds import clusters_of
 from routed.training.task_losses import TaskLoss
 
@@ -57,32 +58,16 @@ def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray,
     Clusters of patches: i < c is o_i, c + j is set j, whose part along the mean of the patterns has the sign (-1)^j.
     A set has the diameter spread sqrt((1 - delta_r^2) / (d p^2)), as in data of two classes.
     """
-    keys, irrelevant, axes = jax.random.split(noise_key, 4), data.positions - 1, fixed
+    keys, axes = jax.random.split(noise_key, 4), fixed
     which = clusters_of(cluster_key, (size,), CLASSES)
-    index = jax.random.randint(keys[0], (size, irrelevant), 0, data.pattern_sets)
+    index = jax.random.randint(keys[0], (size, data.positions - 1), 0, data.pattern_sets)
     basis = jnp.concatenate([axes.classes, axes.sets])
-    around = jax.random.normal(keys[1], (size, irrelevant, data.dim))
-    around -= (around @ basis.T) @ basis
-    diameter = data.spread * jnp.sqrt((1 - data.delta_r**2) / (data.dim * data.pattern_sets**2))
-    tangent = jax.random.uniform(keys[2], (size, irrelevant, 1)) * diameter / 2
-    around *= tangent / jnp.maximum(jnp.linalg.norm(around, axis=-1, keepdims=True), 1e-9)
     mean, length = axes.classes.sum(0)[None, None] / math.sqrt(CLASSES), along_mean(data)
-    around_sets = (axes.sets[index] + around) / jnp.sqrt(1 + tangent**2)
-    drawn = (1 - 2 * (index[:, :, None] % 2)) * length * mean + jnp.sqrt(1 - length**2) * around_sets
+    towards, norm = turned(keys[1:3], axes.sets[index], basis, data)
+    drawn = (1 - 2 * (index[:, :, None] % 2)) * length * mean + jnp.sqrt(1 - length**2) * (towards / norm)
     patches = jnp.concatenate([patterns(axes, data)[which][:, None], drawn], 1)
     label = jnp.concatenate([which[:, None], CLASSES + index], 1)
-    order = jax.random.uniform(keys[3], (size, data.positions)).argsort(1)
-    return Batch(
-        x=jnp.take_along_axis(patches, order[:, :, None], 1),
-        y=jax.nn.one_hot(which, CLASSES),
-        cluster=jnp.take_along_axis(label, order, 1),
-    )
-
-
-def batch(world: World, draws: Batch, data) -> Batch:
-    """Returns the samples as drawn."""
-    del world, data
-    return draws
+    return shuffled(keys[3], patches, label, jax.nn.one_hot(which, CLASSES))
 
 
 def _check(config: ConfigDict) -> None:
@@ -128,8 +113,6 @@ TASK = Task(
     targets={"class": "class"},
     fixed=fixed,
     draw=draw,
-    batch=batch,
-    dims=lambda data: data.dim,
     outputs=lambda data: CLASSES,
     labels=lambda data: CLASSES + data.pattern_sets,
     positions=lambda data: data.positions,

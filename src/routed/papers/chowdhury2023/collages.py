@@ -14,10 +14,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Integer, Key, PRNGKeyArray, UInt8
+from jaxtyping import Array, Int, Integer, PRNGKeyArray, UInt8
 from ml_collections import ConfigDict
 
-from routed.contracts import Batch, UserError
+from routed.contracts import Batch
 from routed.settings.setting import FRACTION, Allowed, Setting, one_of, refuse
 from routed.tasks import images
 from routed.tasks.image_files import Images, load
@@ -45,18 +45,12 @@ def source(data) -> Images:
       UserError: missing or damaged files, images that are not square, unknown classes.
     """
     loaded = load(data.images, data.directory)
-    height, width = loaded.train_x.shape[1:3]
-    if height != width:
-        raise UserError(
-            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and patches are "
-            f"square; use others"
-        )
+    images.check_square(loaded, data)
     count = int(loaded.train_y.max()) + 1
     for key in ("discriminative", "irrelevant", *(("misleading",) if data.spurious_fraction else ())):
         if missing := [label for label in data[key] if label >= count]:
-            refuse(
-                f"data.{key}", data[key], f"the images have no class {missing[0]}, only 0 to {count - 1}; leave it out"
-            )
+            reason = f"the images have no class {missing[0]}, only 0 to {count - 1}; leave it out"
+            refuse(f"data.{key}", data[key], reason)
     return loaded
 
 
@@ -73,15 +67,8 @@ def shared_arrays(data) -> UInt8[np.ndarray, "N D"]:
     return np.concatenate([x.reshape(len(x), -1)[np.argsort(y, kind="stable")] for x, y in parts])
 
 
-def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Returns nothing: all runs share the digits."""
-    del keys, data
-    return ()
-
-
 def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
     """Draws samples of both classes in turn, so that any even number is balanced (as in the released data)."""
-    del fixed
     starts, counts = by_class(source(data))
     part, every = int(cluster_key is None), np.array(classes(data))
     place_key, class_key, digit_key, other_key, wrong_key = jax.random.split(noise_key, 5)
@@ -125,16 +112,11 @@ def _check(config: ConfigDict) -> None:
             data.spurious_fraction,
             "a digit that misleads needs a place of its own; use data.positions=4 or more",
         )
-    if data.spurious_fraction and (twice := sorted(set(data.discriminative) & set(data.misleading))):
-        refuse(
-            "data.misleading", data.misleading, f"class {twice[0]} is in data.discriminative too; leave it out of one"
-        )
+    for key in (*(("misleading",) if data.spurious_fraction else ()), "irrelevant"):
+        if twice := sorted(set(data.discriminative) & set(data[key])):
+            refuse(f"data.{key}", data[key], f"class {twice[0]} is in data.discriminative too; leave it out of one")
     if data.spurious_fraction and not set(data.irrelevant) - set(data.misleading):
         refuse("data.irrelevant", data.irrelevant, "all of them are in data.misleading; add one that is not")
-    if twice := sorted(set(data.discriminative) & set(data.irrelevant)):
-        refuse(
-            "data.irrelevant", data.irrelevant, f"class {twice[0]} is in data.discriminative too; leave it out of one"
-        )
 
 
 _CLASSES = "different classes, from 0 on"
@@ -142,7 +124,6 @@ _CLASSES = "different classes, from 0 on"
 TASK = Task(
     tokens="rows",
     targets={"sign": "sign"},
-    fixed=fixed,
     draw=draw,
     batch=batch,
     dims=lambda data: math.prod(source(data).train_x.shape[1:]),

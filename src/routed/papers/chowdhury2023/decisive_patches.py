@@ -18,64 +18,62 @@ SUCCESS = 0.95
 ALL_PATCHES = {
     "test/accuracy_all": Column(
         "test accuracy where experts\ntake all patches",
+        "Share of test samples whose class is the predicted one when every expert is given all patches of a"
+        " sample, not those that the router picks.",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of test samples whose class is the predicted one when every expert is given all patches"
-        " of a sample,"
-        " not those that the router picks.",
     ),
 }
 COLUMNS: dict[str, Column] = {
     "test/success": Column(
         f"share of runs with a test\naccuracy of at least {SUCCESS:g}",
+        "Share of runs that have at least .95 of the test samples right: the success that Chowdhury et"
+        " al. (2023) map in their Fig. 5.",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of runs that have at least .95 of the test samples right: the success that Chowdhury et"
-        " al. (2023) map in their Fig. 5.",
     ),
     "patches/hit": Column(
         "share of samples whose decisive patch\nits class's best expert takes",
+        "Share of test samples whose decisive patch is among those that the best expert of its class selects.",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of test samples whose decisive patch is among those that the best expert of its class"
-        " selects.",
     ),
     "patches/hit_any": Column(
         "share of samples whose decisive patch\nany expert takes",
+        "Share of test samples whose decisive patch is selected by some expert.",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of test samples whose decisive patch is selected by some expert.",
     ),
     "patches/router_alone": Column(
         "accuracy of the router as a classifier",
+        "Share of test samples whose class the router tells by itself: the largest score of its first"
+        " row minus that of its second, by their sign.",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of test samples whose class the router tells by itself: the largest score of its first"
-        " row minus that of its second, by their sign.",
     ),
     "patches/largest_first": Column(
         "share of samples of the first class whose decisive\npatch has the largest gate at one expert",
+        "Share of samples of the first class for which some expert weighs the decisive patch most.",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of samples of the first class for which some expert weighs the decisive patch most.",
     ),
     "patches/largest_second": Column(
         "share of samples of the second class whose decisive\npatch has the largest gate at one expert",
+        "Share of samples of the second class for which some expert weighs the decisive patch most.",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of samples of the second class for which some expert weighs the decisive patch most.",
     ),
     "patches/computed": Column(
         "patches computed a sample, once for each expert",
+        "Patches that experts compute for a sample, counted once for each expert that does.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Patches that experts compute for a sample, counted once for each expert that does.",
     ),
     "patches/flops": Column(
         "FLOPs a sample, forward",
+        "Floating-point operations of a forward pass for one sample.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Floating-point operations of a forward pass for one sample.",
     ),
 }
 

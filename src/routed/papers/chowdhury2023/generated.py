@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from routed.contracts import Batch, Column
@@ -62,9 +62,8 @@ def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray,
 
     Clusters of patches: 0 is o1, 1 is o2, 2 + j is set j; all leaning sets are equally likely, and all neutral sets.
 
-    The axis e_j of a pattern of set j is turned towards a random direction outside of all axes, by a tangent of at most
-    half the diameter spread sqrt((1 - delta_r^2) / (d p^2)). So the set lies in a ball of that diameter, and products
-    with o1 and o2 are exact.
+    The axis e_j of a pattern of set j is `turned` by half the diameter spread sqrt((1 - delta_r^2) / (d p^2)) at most.
+    So the set lies in a ball of that diameter, and products with o1 and o2 are exact.
     """
     keys, irrelevant_count, axes = jax.random.split(noise_key, 4), data.positions - 1, fixed
     which = clusters_of(cluster_key, (size,), 2)
@@ -73,29 +72,34 @@ def draw(fixed: Axes, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray,
     set_index = pick // 2 * KINDS + pick % 2 + 2 * neutral
 
     basis = jnp.concatenate([axes.mean[None], axes.apart[None], axes.sets])
-    around = jax.random.normal(keys[1], (size, irrelevant_count, data.dim))
-    around -= (around @ basis.T) @ basis
-    diameter = data.spread * jnp.sqrt((1 - data.delta_r**2) / (data.dim * data.pattern_sets**2))
-    tangent = jax.random.uniform(keys[2], (size, irrelevant_count, 1)) * diameter / 2
-    around *= tangent / jnp.maximum(jnp.linalg.norm(around, axis=-1, keepdims=True), 1e-9)
     part = in_plane(axes, data)
     rest = jnp.sqrt(1 - (part**2).sum(-1, keepdims=True))
-    irrelevant = part[set_index] + rest[set_index] * (axes.sets[set_index] + around) / jnp.sqrt(1 + tangent**2)
-
+    towards, length = turned(keys[1:3], axes.sets[set_index], basis, data)
+    irrelevant = part[set_index] + rest[set_index] * towards / length
     patches = jnp.concatenate([discriminative(axes, data)[which][:, None], irrelevant], 1)
     label = jnp.concatenate([which[:, None], 2 + set_index], 1)
-    order = jax.random.uniform(keys[3], (size, data.positions)).argsort(1)
-    return Batch(
-        x=jnp.take_along_axis(patches, order[:, :, None], 1),
-        y=(1.0 - 2.0 * which)[:, None],
-        cluster=jnp.take_along_axis(label, order, 1),
-    )
+    return shuffled(keys[3], patches, label, (1.0 - 2.0 * which)[:, None])
 
 
-def batch(world: World, draws: Batch, data) -> Batch:
-    """Returns the samples as drawn."""
-    del world, data
-    return draws
+def turned(
+    keys: Key[Array, " 2"], axis: Float[Array, "B n D"], basis: Float[Array, "A D"], data
+) -> tuple[Array, Array]:
+    """Turns the axes of sets to random directions outside of all axes, by a tangent of at most half a diameter.
+
+    Returns vectors [B, n, D] and their lengths [B, n, 1].
+    """
+    around = jax.random.normal(keys[0], axis.shape)
+    around -= (around @ basis.T) @ basis
+    diameter = data.spread * jnp.sqrt((1 - data.delta_r**2) / (data.dim * data.pattern_sets**2))
+    tangent = jax.random.uniform(keys[1], (*axis.shape[:2], 1)) * diameter / 2
+    around *= tangent / jnp.maximum(jnp.linalg.norm(around, axis=-1, keepdims=True), 1e-9)
+    return axis + around, jnp.sqrt(1 + tangent**2)
+
+
+def shuffled(key: PRNGKeyArray, patches: Float[Array, "B n D"], label: Int[Array, "B n"], y: Array) -> Batch:
+    """Returns samples with their patches in random order."""
+    order = jax.random.uniform(key, label.shape).argsort(1)
+    return Batch(jnp.take_along_axis(patches, order[:, :, None], 1), y, jnp.take_along_axis(label, order, 1))
 
 
 def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Array]:
@@ -106,7 +110,6 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
     and (<w_2, o2> - max <w_2, q>) / |w_2| over the neutral patches q of the test samples; if the margin is above 0,
     experts take the deciding patch before any neutral patch. The key is not used.
     """
-    del world, key
     rows, tokens = params["router"].get("kernel", jnp.zeros((1, 1))), test.tokens
     if rows.shape[0] != tokens.shape[1] or rows.shape[1] < 2:
         return {}
@@ -127,23 +130,19 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
 COLUMNS = {
     "theory/direction": Column(
         "cosine of w1 - w2 and o1 - o2",
+        "Cosine of the difference of the router's rows and that of the two patterns that decide (Lemma E.1): 1 "
+        "where it points from one to the other.",
         higher_is_better=True,
-        definition=(
-            "Cosine of the difference of the router's rows and that of the two patterns that decide (Lemma E.1): 1 "
-            "where it points from one to the other."
-        ),
     ),
     "theory/growth": Column(
         "length of w1 - w2 along o1 - o2,\nin units of |o1 - o2|",
-        definition="Product of w1 - w2 with the unit vector along o1 - o2, over |o1 - o2| (Lemma E.1).",
+        "Product of w1 - w2 with the unit vector along o1 - o2, over |o1 - o2| (Lemma E.1).",
     ),
     "theory/margin": Column(
         "margin of the pattern over neutral patches,\nover the length of the row",
+        "How much higher a row scores the pattern that decides than the best irrelevant patch, over the length of "
+        "the row (Lemma D.4); below 0 it is not picked.",
         higher_is_better=True,
-        definition=(
-            "How much higher a row scores the pattern that decides than the best irrelevant patch, over the length of "
-            "the row (Lemma D.4); below 0 it is not picked."
-        ),
     ),
 }
 
@@ -171,8 +170,6 @@ TASK = Task(
     targets={"sign": "sign"},
     fixed=fixed,
     draw=draw,
-    batch=batch,
-    dims=lambda data: data.dim,
     labels=lambda data: 2 + data.pattern_sets,
     positions=lambda data: data.positions,
     decisive=2,

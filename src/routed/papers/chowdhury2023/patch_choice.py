@@ -41,7 +41,6 @@ def patch_choice(rule: SelectionRule, scores, preference, bias, mask) -> Routing
     chosen patches; joint training), all (softmax over all patches of the sample, of which the l largest are kept; the
     released wide ResNets). The bias has no part.
     """
-    del bias
     padding = jnp.finfo(scores.dtype).min  # below any score, and no weight; -inf would make a group of nothing else NaN
     token = highest(jnp.where(mask[:, None], preference, padding).T, capacity(rule, *scores.shape))
     by_expert = jnp.where(mask[:, None], scores, padding).T
@@ -85,7 +84,6 @@ class DecisiveRouter(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "T ..."], *, cluster: Int[Array, " T"], **context) -> Float[Array, "T E"]:
-        del x, context
         return CERTAIN * jnp.broadcast_to((cluster < self.decisive_labels)[:, None], (len(cluster), self.num_experts))
 
 

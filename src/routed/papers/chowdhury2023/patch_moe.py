@@ -47,9 +47,8 @@ class Neurons(nn.Module):
         hidden = dense_layer(self.width, use_bias=False, kernel_init=nn.initializers.normal(self.std), name="hidden")
         readout = dense_layer(self.outputs, use_bias=False, kernel_init=nn.initializers.normal(1.0), name=READOUT)
         responses = ACTIVATIONS[self.activation](hidden(x))
-        if (
-            self.top_responses
-        ):  # a mask, as choosing by index costs more than the product; equal responses of ReLU are 0
+        # A mask, as choosing by index costs more than the product; equal responses of ReLU are 0.
+        if self.top_responses:
             least = jax.lax.stop_gradient(jnp.sort(responses, axis=1)[:, -self.top_responses])
             responses = jnp.where(responses >= least[:, None], responses, 0.0).sum(1) / self.top_responses
         return readout(responses)
@@ -107,11 +106,8 @@ def patch_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
     def init(key, batch):
         params, state = layer.init(key, batch)
-        return _fixed(
-            params,
-            readout,
-            _signs(experts_config.count, experts_config.width) if experts_config.readout == "signs" else None,
-        ), state
+        signs = _signs(experts_config.count, experts_config.width) if experts_config.readout == "signs" else None
+        return _fixed(params, readout, signs), state
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
         outputs = layer.apply(_joined(params), state, batch, rule, dispatch, key, step)
@@ -130,7 +126,6 @@ def patch_cnn(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     whose experts take all patches with gates of 1. With `experts.top_responses` = l, the mean of a neuron is over its l
     largest responses: each neuron picks its patches without a router.
     """
-    del mesh
     experts_config = node_of(config).experts
     outputs, count, width = TASKS[config.data.name].outputs(config.data), experts_config.count, experts_config.width
     experts_config.count, experts_config.width = 1, count * width

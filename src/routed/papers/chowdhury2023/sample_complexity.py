@@ -146,14 +146,11 @@ def samples_of(
     """
     sides = zip(claim.sides(), points, strict=True)
     lower, higher = (_curves(side, point, claim.setup.metric, claim.along, rows) for side, point in sides)
-    seeds, values = lower.dropna().index.intersection(higher.dropna().index), np.array(claim.along.values, float)
+    seeds = lower.dropna().index.intersection(higher.dropna().index)
     lost = len(lower.index.union(higher.index)) - len(seeds)
     if not len(seeds):
         return np.empty(0), np.empty(0), 0, lost
-    draws = all_then_resampled(len(seeds))
-    low, high = (
-        first_reached(values, curves.loc[seeds].to_numpy()[draws].mean(1), claim.level) for curves in (lower, higher)
-    )
+    low, high = (needed(curves.loc[seeds], claim.level) for curves in (lower, higher))
     return low, high, len(seeds), lost
 
 
@@ -168,6 +165,11 @@ def _curves(side: Side, at: Point, metric: str, along: Along, rows: Rows) -> pd.
         for value, point in zip(along.values, along.points(at), strict=True)
     }
     return pd.DataFrame(columns, columns=[*along.values])
+
+
+def needed(table: pd.DataFrame, level: float) -> Float[np.ndarray, " D"]:
+    """Returns the samples that mean curves of a table [seeds, samples] need: of all seeds, then of each draw."""
+    return first_reached(table.columns.to_numpy(float), table.to_numpy()[all_then_resampled(len(table))].mean(1), level)
 
 
 def first_reached(

@@ -1,6 +1,4 @@
-"""A metric against a swept key for named sides, and the value that each side needs to reach a level (kinds `reached`,
-`ratios`).
-"""
+"""A metric against a swept key for named sides, and the value that each needs for a level (`reached`, `ratios`)."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ import numpy as np
 import pandas as pd
 
 from routed.analysis import statistics
-from routed.analysis.bootstrap import all_then_resampled, estimate_of_draws, fitted_slope
+from routed.analysis.bootstrap import estimate_of_draws, fitted_slope
 from routed.analysis.plots import Axis, Chart, Data, Panel, Plot, Point, Series
 from routed.analysis.plots.frame import PALETTE, SHAPES, mean
 from routed.analysis.plots.scales import dodge, padded, set_value_axes, sweep_axis
-from routed.papers.chowdhury2023.sample_complexity import first_reached, ratio_of
+from routed.papers.chowdhury2023.sample_complexity import needed, ratio_of
 
 #: Column of the shown values: a side may have a metric of its own.
 SHOWN = "_shown"
@@ -23,9 +21,7 @@ Spec = dict[str, Any]
 
 
 def reached(spec: Spec, data: Data) -> Chart | None:
-    """Returns a panel for each family of sides: `metric` against `x`; and at last the values at which each side is at
-    `level`.
-    """
+    """Returns a panel for each family of sides, `metric` against `x`, and the values at which each is at `level`."""
     if spec["x"] not in data.swept:
         return None
     families = {
@@ -52,13 +48,12 @@ def reached(spec: Spec, data: Data) -> Chart | None:
         panel.rule("y", spec["level"], dash=(2, 3))
         chart.panels.append(panel)
     set_value_axes(chart, chart.panels, column, column.label)
-    chart.panels.append(
-        _needed(spec, {name: rows for sides in families.values() for name, rows in sides.items()}, looks)
-    )
+    every = {name: rows for sides in families.values() for name, rows in sides.items()}
+    chart.panels.append(_needs(spec, every, looks))
     return chart
 
 
-def _needed(spec: Spec, sides: Mapping[str, pd.DataFrame], looks: Mapping[str, Series]) -> Panel:
+def _needs(spec: Spec, sides: Mapping[str, pd.DataFrame], looks: Mapping[str, Series]) -> Panel:
     """Returns a line for each side: the interpolated value with its bootstrap interval over seeds, or "not reached"."""
     low = min(rows[spec["x"]].min() for rows in sides.values())
     largest = max(rows[spec["x"]].max() for rows in sides.values())
@@ -67,11 +62,8 @@ def _needed(spec: Spec, sides: Mapping[str, pd.DataFrame], looks: Mapping[str, S
     y = Axis("", (-0.5, len(sides) - 0.5), ticks=ticks, reverse=True, all_labels=True)
     panel = Panel(x, y, horizontal=True, width=220, height=max(230, 13 * len(sides)))
     for index, (name, rows) in enumerate(sides.items()):
-        table = rows.pivot_table(index="seed", columns=spec["x"], values=SHOWN).dropna()
-        values = table.columns.to_numpy(float)
-        need = estimate_of_draws(
-            first_reached(values, table.to_numpy()[all_then_resampled(len(table))].mean(1), spec["level"]), len(table)
-        )
+        table = _by_seed(rows, spec["x"])
+        need = estimate_of_draws(needed(table, spec["level"]), len(table))
         if np.isfinite(need.mean):
             cut = need._replace(high=min(need.high, float(largest)))
             panel.means(looks[name], [Point(float(index), cut, name)])
@@ -82,8 +74,7 @@ def _needed(spec: Spec, sides: Mapping[str, pd.DataFrame], looks: Mapping[str, S
 
 
 def ratios(spec: Spec, data: Data) -> Chart | None:
-    """Returns the needs of the side `base` over those of other sides against a number, a line each with its fitted
-    slope.
+    """Returns the needs of the side `base` over those of other sides against a number: lines with fitted slopes.
 
     Dotted: the power `bound` of the number, through 1 at 1.
     """
@@ -115,9 +106,8 @@ def ratios(spec: Spec, data: Data) -> Chart | None:
     for (name, (xs, estimates)), dodged, colour, shape in zip(
         lines.items(), dodge(axis, positions, [*lines]).values(), PALETTE, SHAPES, strict=False
     ):
-        cut = [
-            need._replace(low=max(need.low, bottom), high=min(need.high, top)) for need in estimates
-        ]  # open intervals
+        # Open intervals end at the edges.
+        cut = [need._replace(low=max(need.low, bottom), high=min(need.high, top)) for need in estimates]
         points = [Point(dodged[x], need, f"{x:g}") for x, need in zip(xs, cut, strict=True)]
         panel.means(Series(name, colour, shape), points, joined=True)
     return Chart([panel])
@@ -126,26 +116,21 @@ def ratios(spec: Spec, data: Data) -> Chart | None:
 def _table(side: Mapping[str, Any], spec: Mapping[str, Any], data: Data) -> pd.DataFrame:
     """Returns the values of a side, a row for each seed and a column for each value of `x`."""
     rows = _rows(side, spec["x"], spec["metric"], data)
-    return rows.pivot_table(index="seed", columns=spec["x"], values=SHOWN).dropna() if len(rows) else pd.DataFrame()
+    return _by_seed(rows, spec["x"]) if len(rows) else pd.DataFrame()
+
+
+def _by_seed(rows: pd.DataFrame, x: str) -> pd.DataFrame:
+    return rows.pivot_table(index="seed", columns=x, values=SHOWN).dropna()
 
 
 def _ratio(base: pd.DataFrame, rival: pd.DataFrame, level: float) -> np.ndarray:
-    """Returns draws of the need of `base` over that of `other`, of their common seeds."""
+    """Returns draws of the need of `base` over that of `rival`, of their common seeds."""
     seeds = base.index.intersection(rival.index)
-    if not len(seeds):
-        return np.empty(0)
-    chosen = all_then_resampled(len(seeds))
-    high, low = (
-        first_reached(table.columns.to_numpy(float), table.loc[seeds].to_numpy()[chosen].mean(1), level)
-        for table in (base, rival)
-    )
-    return ratio_of(high, low)
+    return ratio_of(*(needed(table.loc[seeds], level) for table in (base, rival))) if len(seeds) else np.empty(0)
 
 
 def _rows(side: Mapping[str, Any], x: str, default: str, data: Data) -> pd.DataFrame:
-    """Returns the last finite rows of a side at all values of `x`; a swept key that the side does not name has its
-    base value.
-    """
+    """Returns the last finite rows of a side at all values of `x`; other swept keys have the side's or base values."""
     rows = data.last[(data.last.status == "ok") & (data.last.arm == side["arm"])]
     if (metric := side.get("metric", default)) not in rows:
         return rows.iloc[:0]
@@ -160,18 +145,16 @@ LEVELS = {"x": "swept key", "metric": "column", "level": "value of the metric th
 REACHED_PLOT = Plot(
     reached,
     "Means over seeds with 95 % intervals; dotted: the level. Last panel: the value at which the mean over seeds"
-    " reaches it, linear"
-    " between the logarithms of values, with 95 % percentile intervals of a bootstrap over seeds, cut at the"
-    " largest value.",
+    " reaches it, linear between the logarithms of values, with 95 % percentile intervals of a bootstrap over seeds,"
+    " cut at the largest value.",
     required=LEVELS | {"families": "title of a panel -> name of a side -> its arm and settings"},
     optional={"words": "label of `x`", "axis": "label and factor of the x axis in a paper's unit"},
     axes=lambda spec, data: data.swept,
 )
 RATIOS_PLOT = Plot(
     ratios,
-    "Ratios of the samples that a level needs, from means over seeds, with 95 % percentile intervals of a"
-    " bootstrap over common seeds;"
-    " slopes by least squares on logarithms; dotted: the bound's power, through 1 at 1.",
+    "Ratios of the samples that a level needs, from means over seeds, with 95 % percentile intervals of a bootstrap"
+    " over common seeds; slopes by least squares on logarithms; dotted: the bound's power, through 1 at 1.",
     required=LEVELS
     | {
         "base": "arm and settings of the side in the numerator",

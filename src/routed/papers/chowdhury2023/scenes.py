@@ -16,10 +16,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int, Int32, Key, PRNGKeyArray, UInt8, UInt32
+from jaxtyping import Array, Float, Float32, Int, Int32, PRNGKeyArray, UInt8, UInt32
 from ml_collections import ConfigDict
 
-from routed.contracts import Batch, UserError
+from routed.contracts import Batch
 from routed.papers.chowdhury2023 import celeba
 from routed.settings.setting import FRACTION, Allowed, Setting, one_of, refuse
 from routed.tasks import images
@@ -75,29 +75,16 @@ def source(data) -> Images:
         loaded = celeba.load(data.directory, tuple(data.attributes), data.spurious_fraction)
     else:
         loaded = load(data.images, data.directory)
-    height, width = loaded.train_x.shape[1:3]
-    if height != width or height % 2 or height % TILE:
-        raise UserError(
-            f"config key data.images={data.images!r}: its images are {height} x {width} pixels, and scenes are made of "
-            f"squares of a multiple of {TILE}; use others"
-        )
-    if height % data.image_side:
-        refuse(
-            "data.image_side",
-            data.image_side,
-            f"must divide the {height} pixels of a side of an image; use {height} or {height // 2}",
-        )
+    needs = f"scenes are made of squares of a multiple of {TILE}"
+    images.check_square(loaded, data, TILE, data.image_side, needs)
     available = int(loaded.train_y.max()) + 1
     count = len(data.objects) if data.scene == "vehicles" else available
     if count != data.clusters:
         refuse("data.clusters", data.clusters, f"there are {count} classes to tell; set data.clusters={count}")
     if data.scene == "vehicles":
         if wrong := [label for label in data.objects if label >= available]:
-            refuse(
-                "data.objects",
-                data.objects,
-                f"the images have no class {wrong[0]}, only 0 to {available - 1}; leave it out",
-            )
+            reason = f"the images have no class {wrong[0]}, only 0 to {available - 1}; leave it out"
+            refuse("data.objects", data.objects, reason)
         if count == available:
             refuse("data.objects", data.objects, "no class is left to fill the other quadrants; leave one out")
     return loaded
@@ -121,10 +108,7 @@ def parts(loaded: Images, data) -> tuple[Part, Part]:
 
 def shared_arrays(data) -> Shared:
     """Returns all images, with mean and standard deviation of each channel (in [0, 1]) over the training images."""
-    return _shared(source(data), data)
-
-
-def _shared(loaded: Images, data) -> Shared:
+    loaded = source(data)
     train, test = parts(loaded, data)
     label = np.full(len(loaded.train_y) + len(loaded.test_y), -1, np.int32)
     for part in (train, test):
@@ -145,15 +129,8 @@ def _moments(name: str, directory: str):
     return images.moments(load(name, directory).train_x)
 
 
-def fixed(keys: Key[Array, " n"], data) -> tuple[()]:
-    """Returns nothing: all runs share the images."""
-    del keys, data
-    return ()
-
-
 def draw(fixed: tuple[()], cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
     """Draws scenes: training objects in repeated random order, test objects in turn with test images as fills."""
-    del fixed
     train, test = parts(source(data), data)
     tests, index = cluster_key is None, jnp.arange(size)
     fill_key, place_key, odd_key, other_key, order_key = jax.random.split(noise_key, 5)
@@ -180,16 +157,12 @@ def batch(world: World, draws: Draws, data) -> Batch:
     chosen = shared.objects[draws.object]
     label, object = shared.label[chosen], shared.pixels[chosen].astype(jnp.float32) / 255
     fills = shared.fills[draws.fill] if data.scene != "plain" else None
-    tint = (
-        _tints(data.clusters)[(label + draws.colour) % data.clusters] if _coloured(data) else jnp.zeros((len(label), 3))
-    )
+    tint = jnp.zeros((len(label), 3))
+    if data.spurious_fraction > 0 and data.images != celeba.NAME:
+        tint = _tints(data.clusters)[(label + draws.colour) % data.clusters]
     x = SCENES[data.scene](object, shared.pixels, fills, draws, tint[:, None, None])
     x = (jnp.clip(x, 0, 1) - shared.mean[None, None, None]) / shared.std[None, None, None]
     return Batch(x=shrunk(x, x.shape[1] // data.image_side), y=jax.nn.one_hot(label, data.clusters), cluster=label)
-
-
-def _coloured(data) -> bool:
-    return data.spurious_fraction > 0 and data.images != celeba.NAME
 
 
 def _tints(classes: int) -> Float[Array, "K 3"]:
@@ -200,7 +173,6 @@ def _tints(classes: int) -> Float[Array, "K 3"]:
 
 def plain(object, pixels, fills, draws: Draws, tint):
     """Returns the whole image, coloured."""
-    del pixels, fills, draws
     return object + tint
 
 
@@ -251,7 +223,6 @@ def _check(config: ConfigDict) -> None:
 TASK = Task(
     tokens="images",
     targets={"class": "class"},
-    fixed=fixed,
     draw=draw,
     batch=batch,
     dims=lambda data: data.image_side**2 * source(data).train_x.shape[-1],

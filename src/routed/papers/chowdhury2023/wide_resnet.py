@@ -53,27 +53,27 @@ PATCHES: dict[str, Setting] = {
 COLUMNS: dict[str, Column] = {
     "model/flops": Column(
         "FLOPs a sample, forward",
+        "FLOPs of the products and convolutions of one sample, forward, by their sizes.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="FLOPs of the products and convolutions of one sample, forward, by their sizes.",
     ),
     "model/flops_last": Column(
         "FLOPs a sample of the last convolution\nor of the mixture, forward",
+        "The part of these that the last convolution has, or the mixture in its place.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="The part of these that the last convolution has, or the mixture in its place.",
     ),
     "model/train_flops": Column(
         "FLOPs of the whole training",
+        "Three times the FLOPs of a forward pass, of all samples of the training.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Three times the FLOPs of a forward pass, of all samples of the training.",
     ),
     "model/parameters": Column(
         "parameters that are trained",
+        "Trained numbers of the model, of all of its experts.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Trained numbers of the model, of all of its experts.",
     ),
 }
 
@@ -182,7 +182,6 @@ def positions(config: Any) -> int:
 
 def wide_resnet(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """Builds the network without a router. Trunk and head are the group `experts` of parameters."""
-    del mesh
     node, outputs = node_of(config).resnet, TASKS[config.data.name].outputs(config.data)
 
     def parts(training):
@@ -195,7 +194,6 @@ def wide_resnet(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return {"router": {}, "experts": _trained(first, second)}, _statistics(first, second)
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        del rule, dispatch, step
 
         def run(x):
             trunk, head = parts(key is not None)
@@ -230,7 +228,6 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     all experts are joined, normalised and averaged over positions. Parameters: `router`, `experts`, and `trunk`, which
     has all other parameters.
     """
-    del mesh
     node, outputs, count = node_of(config).resnet, TASKS[config.data.name].outputs(config.data), config.experts.count
     router = ROUTERS[config.router.name].make(node_of(config).router, count)
     expert, patch = Filters(config.experts.width, node.filter), node.patch
@@ -334,7 +331,6 @@ def flops(config: ConfigDict, routed: bool, channels: int = 3) -> tuple[float, f
 
 def _watch(config: ConfigDict, routed: bool):
     def watch(params, world, test, key):
-        del world, key
         whole, last = flops(config, routed, test.x.shape[-1])
         trained = sum(a.size for a in jax.tree.leaves(params))
         return {

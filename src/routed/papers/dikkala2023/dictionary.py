@@ -125,16 +125,15 @@ TASK = Task(
     draw=draw,
     batch=batch,
     bayes=bayes,
-    dims=lambda data: data.dim,
     signal=lambda data: data.dim,
     labels=judged,
     groupings=groupings,
     columns={
         "router/sparsity_by_atom": Column(
             "effective experts per atom",
+            "Mean over the dictionary's atoms of exp H(expert | atom).",
             log=True,
             bounds=AT_LEAST_1,
-            definition="Mean over the dictionary's atoms of exp H(expert | atom).",
         )
     },
     reads=("clusters", "dim", "rank", "separation"),

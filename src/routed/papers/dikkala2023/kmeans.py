@@ -16,31 +16,22 @@ from routed.routers.clusters import lloyd_step, members, nearest
 
 def kmeans(config: ConfigDict, mesh: Mesh | None = None) -> Model:
     """Builds f(x) = u_j with the centre j nearest to x (Section E); centres start at random samples of the batch."""
-    del mesh
 
     def init(key, batch):
         centres = jax.random.choice(key, batch.tokens, (config.experts.count,), replace=False)
         return {"router": {}, "experts": {"centres": centres}}, {}
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        del rule, dispatch, key, step
         centres = params["experts"]["centres"]
         return Outputs(centres[nearest(centres, batch.tokens)], {}, state)
 
     def watch(params, world, test, key):
         """Computes the distance of steps on the squared loss from k-means steps, over the largest coordinate."""
-        del world, key
         centres = params["experts"]["centres"]
 
         def loss(centres):
-            return (
-                (
-                    (apply({"experts": {"centres": centres}}, {}, test, SelectionRule(), "").prediction - test.tokens)
-                    ** 2
-                )
-                .sum(-1)
-                .mean()
-            )
+            outputs = apply({"experts": {"centres": centres}}, {}, test, SelectionRule(), "")
+            return ((outputs.prediction - test.tokens) ** 2).sum(-1).mean()
 
         gradient, count = jax.grad(loss)(centres), members(centres, test.tokens).sum(0)[:, None]
         rate = len(test.tokens) / (2 * jnp.maximum(count, 1))
@@ -69,15 +60,15 @@ def _apart(a: Float[Array, "E D"], b: Float[Array, "E D"]) -> Scalar:
 COLUMNS = {
     "theory/gradient_step": Column(
         "distance from a descent step on the inertia",
+        "Distance of the router's step from a step of gradient descent on the k-means inertia.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Distance of the router's step from a step of gradient descent on the k-means inertia.",
     ),
     "theory/lloyd_step": Column(
         "distance from an iteration of k-means",
+        "Distance of the router's step from an iteration of Lloyd's algorithm.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Distance of the router's step from an iteration of Lloyd's algorithm.",
     ),
 }
 

@@ -35,7 +35,6 @@ def fixed(keys: Key[Array, " n"], data) -> Fixed:
 
 def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
     """Draws independent tokens; test sequences contain every cluster equally often in total."""
-    del fixed
     shape = (size, data.positions)
     if cluster_key is None:
         order = jax.random.permutation(jax.random.fold_in(noise_key, 1), size * data.positions)
@@ -68,7 +67,6 @@ TASK = Task(
     draw=draw,
     batch=batch,
     bayes=bayes,
-    dims=lambda data: data.dim,
     signal=lambda data: data.dim,
     positions=lambda data: data.positions,
     reads=("clusters", "dim", "positions", "separation"),

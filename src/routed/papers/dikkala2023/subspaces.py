@@ -41,7 +41,6 @@ def fixed(keys: Key[Array, " n"], data) -> Fixed:
 
 def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
     """Draws subspaces, and N(0, I) coordinates inside and around the subspaces."""
-    del fixed
     inside, around = jax.random.split(noise_key)
     return Draws(
         cluster=clusters_of(cluster_key, (size,), data.clusters),
@@ -89,7 +88,6 @@ TASK = Task(
     draw=draw,
     batch=batch,
     bayes=bayes,
-    dims=lambda data: data.dim,
     signal=lambda data: data.dim,
     reads=("clusters", "dim", "rank", "noise"),
     check=_check,

@@ -32,24 +32,23 @@ WORST = 0.01
 COLUMNS = {
     "theory/exponent": Column(
         "-log of the weight on others' rows,\nover dimensions (1 % quantile)",
-        definition="1 % quantile over samples of -log of the probability on experts of other clusters, over the"
-        " dimensions:"
-        " above 0 the gate separates exponentially well.",
+        "1 % quantile over samples of -log of the probability on experts of other clusters, over the"
+        " dimensions: above 0 the gate separates exponentially well.",
     ),
     "theory/expert_error": Column(
         "distance of the nearest expert\nfrom a cluster's target (largest)",
+        "Largest over clusters of the distance of the nearest expert from the cluster's target.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Largest over clusters of the distance of the nearest expert from the cluster's target.",
     ),
     "theory/row_cosine": Column(
         "cosine of a row and its example",
-        definition="Mean cosine of a router row and the example that it started from.",
+        "Mean cosine of a router row and the example that it started from.",
     ),
     "theory/row_growth": Column(
         "norm of a row over that of its example",
+        "Mean norm of a router row over its norm at the start.",
         bounds=AT_LEAST_0,
-        definition="Mean norm of a router row over its norm at the start.",
     ),
 }
 

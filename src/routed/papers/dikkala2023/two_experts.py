@@ -32,7 +32,6 @@ def two_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
     f(x) = p u + (1 - p)(-u) = q(x) u, q = 2 sigmoid(w^T x) - 1 = tanh(w^T x / 2).
     """
-    del mesh
     data = config.data
     outputs = TASKS[data.name].outputs(data)
 
@@ -45,13 +44,11 @@ def two_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return {"router": {"w": small(router, batch.tokens.shape[1])}, "experts": {"u": small(experts, outputs)}}, {}
 
     def apply(params, state, batch, rule, dispatch, key=None, step=0):
-        del rule, dispatch, key, step
         gate = jnp.tanh(batch.tokens @ params["router"]["w"] / 2)
         return Outputs(gate[:, None] * params["experts"]["u"][None], {}, state)
 
     def watch(params, world, test: Batch, key: PRNGKeyArray):
         """Compares w and u with z and v, and computes the margins of the proof's claims: above 0 if a claim holds."""
-        del test
         (z, v), w, u = world.fixed, params["router"]["w"], params["experts"]["u"]
         sign = jnp.where(w @ z < 0, -1.0, 1.0)  # the proof takes w^T z > 0
         along, norm = jnp.abs(w @ z), jnp.linalg.norm(w)
@@ -126,37 +123,31 @@ def lemma_2(key: PRNGKeyArray) -> dict[str, Scalar]:
 COLUMNS = {
     "theory/cosine": Column(
         "|cos(w, z)|",
+        "Absolute cosine of the router and the direction that separates the two Gaussians.",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Absolute cosine of the router and the direction that separates the two Gaussians.",
     ),
-    "theory/norm": Column("|w|", bounds=AT_LEAST_0, definition="Norm of the router."),
+    "theory/norm": Column("|w|", "Norm of the router.", bounds=AT_LEAST_0),
     "theory/target_error": Column(
         "|u ∓ v| / |v|",
+        "Distance of the expert from its target (up to the sign), over the target's norm.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Distance of the expert from its target (up to the sign), over the target's norm.",
     ),
-    "theory/claim1": Column(
-        "margin of Claim 1",
-        definition="By how much Claim 1 of the proof holds at the worst place tried: above 0 it holds.",
-    ),
-    "theory/claim2": Column(
-        "margin of Claim 2",
-        definition="By how much Claim 2 of the proof holds at the worst place tried: above 0 it holds.",
-    ),
-    "theory/claim3": Column(
-        "margin of Claim 3",
-        definition="By how much Claim 3 of the proof holds at the worst place tried: above 0 it holds.",
-    ),
-    "theory/lemma2_parabola": Column(
-        "margin of Lemma 2, parabola",
-        definition="By how much Lemma 2 holds with its parabola, at the worst distribution tried: above 0 it holds.",
-    ),
-    "theory/lemma2_logarithm": Column(
-        "margin of Lemma 2, logarithm",
-        definition="By how much Lemma 2 holds with its logarithm, at the worst distribution tried: above 0 it holds.",
-    ),
+    **{
+        f"theory/claim{number}": Column(
+            f"margin of Claim {number}",
+            f"By how much Claim {number} of the proof holds at the worst place tried: above 0 it holds.",
+        )
+        for number in (1, 2, 3)
+    },
+    **{
+        f"theory/lemma2_{name}": Column(
+            f"margin of Lemma 2, {name}",
+            f"By how much Lemma 2 holds with its {name}, at the worst distribution tried: above 0 it holds.",
+        )
+        for name in ("parabola", "logarithm")
+    },
 }
 
 

@@ -40,7 +40,6 @@ def fixed(keys: Key[Array, " n"], data) -> Fixed:
 
 def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
     """Draws Gaussians within data.radius: uniform directions, and radii by the inverse distribution function."""
-    del fixed
     towards, far = jax.random.split(noise_key)
     direction = jax.random.normal(towards, (size, data.dim))
     direction /= jnp.linalg.norm(direction, axis=1, keepdims=True)
@@ -52,14 +51,12 @@ def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray
 
 def batch(world: World, draws: Draws, data) -> Batch:
     """Returns x = +-z + noise, y = +-v."""
-    del data
     sign = (1.0 - 2.0 * draws.cluster)[:, None]
     return Batch(sign * world.fixed.mean[None] + draws.noise, sign * world.fixed.target[None], draws.cluster)
 
 
 def bayes(world: World, batch: Batch, data) -> Float[Array, "T O"]:
     """Computes sign(x^T z) v, which is exact: data.radius < 1, so no sample crosses 0."""
-    del data
     return jnp.sign(batch.x @ world.fixed.mean)[:, None] * world.fixed.target[None]
 
 
@@ -93,7 +90,6 @@ TASK = Task(
     draw=draw,
     batch=batch,
     bayes=bayes,
-    dims=lambda data: data.dim,
     signal=lambda data: data.dim,
     outputs=lambda data: data.target_dim,
     labels=lambda data: 2,

@@ -1,6 +1,4 @@
-"""Two kinds of claims: `crossing`, two sides change places along a swept key; `share`, the part of the best gain that
-another arm recovers, shown and not judged.
-"""
+"""Two kinds of claims: `crossing`, sides change places along a key; `share`, what an arm recovers of the best gain."""
 
 from __future__ import annotations
 
@@ -23,21 +21,14 @@ UNKNOWN_TAIL = "nobody knows whether the curves still move: lower eval_every"
 
 
 class SignChange(NamedTuple):
-    """The change of sign of a mean difference along a key.
+    """The change of sign of a mean difference along a key."""
 
-    location: value of the key at which the mean goes through 0, with its 95 % interval over seeds.
-    p: p value of the claimed change, from below 0 at the first value to above 0 at the last.
-    p_opposite: p value of the opposite change.
-    changes: number of changes of sign from value to value.
-    first, last: the difference at both ends.
-    """
-
-    location: statistics.Estimate
-    p: float
+    location: statistics.Estimate  # value of the key at which the mean goes through 0
+    p: float  # of the claimed change, from below 0 at the first value to above 0 at the last
     p_opposite: float
-    changes: int
-    first: statistics.Estimate
-    last: statistics.Estimate
+    changes: int  # of sign from value to value
+    first: statistics.Estimate  # difference at the first value
+    last: statistics.Estimate  # difference at the last value
 
     @property
     def verdict(self) -> str:

@@ -49,7 +49,6 @@ def dialects(data: ConfigDict) -> Source:
         return hashlib.sha256(text.encode() + pathlib.Path(__file__).read_bytes()).hexdigest()
 
     def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
-        del damage
         count = data.rows if split == "train" else VALIDATION
         rng = np.random.default_rng([data.draw, names(data).index(language), 1 + SPLITS.index(split)])
         table = tables(data)[names(data).index(language)]

@@ -42,19 +42,12 @@ FOLDS, STARTS = 10, 3
 
 
 class Axis(NamedTuple):
-    """A variable of the law.
-
-    label: its name for a reader.
-    size: function of a flat config to the variable's size.
-    value: function of a size and a flat config to the value of the key.
-    coordinate: function of a flat config to the coordinate in the Gaussian process.
-    log: True if figures draw it on a logarithmic axis.
-    """
+    """A variable of the law; `log`: figures draw it on a logarithmic axis."""
 
     label: str
-    size: Callable[[Mapping[str, Any]], float]
-    value: Callable[[float, Mapping[str, Any]], float]
-    coordinate: Callable[[Mapping[str, Any]], float]
+    size: Callable[[Mapping[str, Any]], float]  # of a flat config
+    value: Callable[[float, Mapping[str, Any]], float]  # of the key, from a size and a flat config
+    coordinate: Callable[[Mapping[str, Any]], float]  # in the Gaussian process, from a flat config
     log: bool = True
 
 
@@ -108,38 +101,24 @@ def _kernels() -> dict[str, Kernel]:
 
 
 class Law(NamedTuple):
-    """A fitted law.
+    """A fitted law."""
 
-    points: values of the keys of AXES, and of other keys that the axes read.
-    gaps: measured gaps.
-    form: name of the kernel.
-    theta: logarithms of the kernel's parameters.
-    reach: largest deviation of the law's expectation of one of its points from the rest; a larger deviation is far from
-    every point.
-    scores: form -> scores of its cross-validation.
-    made: experiment, seeds and steps of the fit.
-    """
-
-    points: tuple[Mapping[str, Any], ...]
-    gaps: tuple[float, ...]
-    form: str
-    theta: tuple[float, ...]
-    reach: float
-    scores: Mapping[str, Mapping[str, float]]
-    made: Mapping[str, Any]
+    points: tuple[Mapping[str, Any], ...]  # values of the keys of AXES, and of other keys that the axes read
+    gaps: tuple[float, ...]  # measured
+    form: str  # name of the kernel
+    theta: tuple[float, ...]  # logarithms of the kernel's parameters
+    reach: float  # largest deviation of the expectation of a point from the others: beyond it no point is near
+    scores: Mapping[str, Mapping[str, float]]  # form -> scores of its cross-validation
+    made: Mapping[str, Any]  # experiment, seeds and steps of the fit
 
 
 class Expected(NamedTuple):
-    """The expected gap at a point.
-
-    low, high: 95 % interval for a mean over as many seeds as in the fit.
-    beyond: reasons why the law extrapolates there.
-    """
+    """The expected gap at a point, with a 95 % interval for a mean over as many seeds as in the fit."""
 
     gap: float
     low: float
     high: float
-    beyond: tuple[str, ...]
+    beyond: tuple[str, ...]  # reasons why the law extrapolates there
 
 
 def gaps_of(

@@ -44,9 +44,7 @@ def foretold(spec: dict[str, Any], data: Data) -> Chart | None:
 
 
 def axes(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns a panel for each axis of the law: the gaps of all points, and the law at the base config's other
-    settings.
-    """
+    """Returns a panel for each axis of the law: the gaps of all points, and the law at the other base settings."""
     if not {*law.AXES} <= {*data.swept}:
         return None
     flats = [
@@ -89,21 +87,17 @@ def _add_gaps(panel: Panel, points: list[tuple[float, statistics.Least]]) -> Non
 
 AXES_PLOT = Plot(
     axes,
-    "Gap of every point, mean over seeds with its 95 % interval, against each setting of the law; all others"
-    " differ from point to"
-    " point. Colour: the fairest control there. Line and band: the law at the centre of the design, with its 95"
-    " % interval. Points of"
-    " few values are spread sideways; intervals are cut where the axis ends.",
+    "Gap of every point, mean over seeds with its 95 % interval, against each setting of the law; all others differ"
+    " from point to point. Colour: the fairest control there. Line and band: the law at the centre of the design, with"
+    " its 95 % interval. Points of few values are spread sideways; intervals are cut where the axis ends.",
     optional={"law": "draws the law that was fitted"},
     axes=lambda spec, data: data.swept,
 )
 FORETOLD_PLOT = Plot(
     foretold,
-    "Gaps at points that the law has not seen: expected before they ran (95 % prediction intervals, sideways)"
-    " and measured (means over"
-    " seeds with 95 % intervals); the line is where both are equal; intervals are cut where an axis ends."
-    " Colour: the fairest control"
-    " there.",
+    "Gaps at points that the law has not seen: expected before they ran (95 % prediction intervals, sideways) and"
+    " measured (means over seeds with 95 % intervals); the line is where both are equal; intervals are cut where an"
+    " axis ends. Colour: the fairest control there.",
     required={"points": "pairs of settings and (mean, low, high) of a prediction"},
     optional={"floor": "losses below it count as it"},
     axes=lambda spec, data: data.swept,

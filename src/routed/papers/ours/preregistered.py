@@ -51,16 +51,13 @@ class Preregistered(NamedTuple):
     """Gaps log(higher / lower) that were written down before they were measured, and the score that they have to reach.
 
     points: swept keys with their values, and the expected gap with the ends of its interval.
-    score: a key of `SCORES`.
-    least, most: range of the score.
-    floor: losses below it count as this.
     """
 
     points: tuple[tuple[Point, tuple[float, float, float]], ...]
-    score: str
+    score: str  # a key of `SCORES`
     least: float
     most: float
-    floor: float = 0.0
+    floor: float = 0.0  # losses below it count as this
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,16 +4,14 @@ Token x goes to expert j(x), the first choice of its gate. Experts are affine, f
 (constant experts) or (x, 1) (linear experts). Over T test samples, E being their mean and sums over the samples that
 go to j:
 
-    G_j = sum phi phi^T,   b_j solves G_j (b_j - w_j) = sum phi (y - phi^T w_j)^T    (least squares; constants: b_j =
-    m_j = E[y | j])
+    G_j = sum phi phi^T,   b_j solves G_j (b_j - w_j) = sum phi (y - phi^T w_j)^T    (constants: b_j = m_j = E[y | j])
 
 The residuals of b_j are orthogonal to phi, so the squared error of the hard choice splits without a cross term. With
-the measured prediction f, which may weigh an expert, mix several or drop a token,
+the measured prediction f, which may weigh an expert, mix several or drop a token, E|y - f|^2 is the sum of
 
-    E|y - f|^2 = partition + estimation + gate partition  = E|y - phi^T b_j|^2                                the
-    least error of experts of this kind on these cells estimation = sum_j tr (w_j - b_j)^T G_j (w_j - b_j) / T
-    the distance of the experts from the best ones gate       = E|y - f|^2 - E|y - phi^T w_j|^2                   the
-    error that the gate's weights add, or save
+    partition  = E|y - phi^T b_j|^2                           least error of such experts on these cells
+    estimation = sum_j tr (w_j - b_j)^T G_j (w_j - b_j) / T   distance of the experts from the best ones
+    gate       = E|y - f|^2 - E|y - phi^T w_j|^2              error that the gate's weights add, or save
 
 The first two are at least 0. The third has any sign, and is 0 for one expert with weight 1. Training a softer mixture
 than the evaluated one shows in the estimation: such experts learn values for the mixture, not for their cells.
@@ -60,25 +58,23 @@ ENOUGH, OUTSIDE = 2.0, 0.05
 COLUMNS = {
     "regret/partition": Column(
         "partition: best experts for the cells",
+        "Loss of the best experts of this kind for the cells that the router makes: what the partition costs.",
         bounds=AT_LEAST_0,
-        definition="Loss of the best experts of this kind for the cells that the router makes: what the partition"
-        " costs.",
     ),
     "regret/estimation": Column(
         "estimation: experts off the best",
+        "Loss of the experts there are beyond that of the best ones for the same cells.",
         bounds=AT_LEAST_0,
-        definition="Loss of the experts there are beyond that of the best ones for the same cells.",
     ),
     "regret/gate": Column(
         "gate: its weights",
-        definition="What the weights that experts are combined with add to the loss of each token's first expert.",
+        "What the weights that experts are combined with add to the loss of each token's first expert.",
     ),
     "regret/predicted": Column(
         "loss predicted from the partition (1 = trivial)",
+        "Loss of experts trained on a frozen copy of the partition, foretold from its cells and the number of samples.",
         log=True,
         bounds=AT_LEAST_0,
-        definition="Loss of experts trained on a frozen copy of the partition, foretold from its cells and the"
-        " number of samples.",
     ),
 }
 

@@ -25,15 +25,19 @@ PARTS = {
 #: would hide the others.
 ROOM = 2.5
 #: Symbol of a predicted loss, which other marks stay visible in.
-RING = "M-1,0A1,1,0,1,0,1,0A1,1,0,1,0,-1,0M-.65,0A.65,.65,0,1,1,.65,0A.65,.65,0,1,1,-.65,0"
+PREDICTED_SERIES = Series(
+    "predicted for experts trained on a frozen copy",
+    "#CC79A7",
+    "M-1,0A1,1,0,1,0,1,0A1,1,0,1,0,-1,0M-.65,0A.65,.65,0,1,1,.65,0A.65,.65,0,1,1,-.65,0",
+)
+#: Look of the numbers beside bars.
+TEXT: dict[str, Any] = {"baseline": "middle", "fontSize": 8}
 #: A part of the gate that is a smaller share of the axis is rounding.
 THIN = 0.002
 
 
 def parts(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns stacked bars, a line for each arm and a panel for each value of `x`: parts, measured and predicted
-    loss.
-    """
+    """Returns stacked bars, a line an arm and a panel a value of `x`: parts, measured and predicted loss."""
     rows = data.at_point(data.last, spec)
     if not {*PARTS, data.loss} <= {*rows}:
         return None
@@ -51,8 +55,7 @@ def parts(spec: dict[str, Any], data: Data) -> Chart | None:
         panel = Panel(Axis("loss (1 = trivial)"), y, title, horizontal=True, width=230, height=26 * len(arms))
         _stack(panel, group, arms, data.loss)
         panels.append(panel)
-    chart = Chart(panels, columns=3)
-    return chart
+    return Chart(panels, columns=3)
 
 
 def _stack(panel: Panel, rows: pd.DataFrame, arms: list[str], loss: str) -> None:
@@ -80,24 +83,13 @@ def _stack(panel: Panel, rows: pd.DataFrame, arms: list[str], loss: str) -> None
             point = Point(float(index), cut, ARMS[arm].label, seeds=seeds_of(some, loss))
             panel.means(Series("measured loss", shape="diamond"), [point])
         if predicted <= end:
-            panel.dots(
-                Series("predicted for experts trained on a frozen copy", "#CC79A7", RING), [predicted], [index], 40
-            )
+            panel.dots(PREDICTED_SERIES, [predicted], [index], 40)
         if measured.mean > end:
-            panel.text(
-                _sum(measured.mean, means.loc[arm, [*PARTS]]),
-                "right",
-                index,
-                align="right",
-                baseline="middle",
-                dx=-2,
-                fontSize=8,
-            )
+            text = _sum(measured.mean, means.loc[arm, [*PARTS]])
+            panel.text(text, "right", index, align="right", dx=-2, **TEXT)
         else:
-            text_end = max([reach, *ends, 0.0])
-            panel.text(
-                _number(measured.mean), min(text_end, end), index, align="left", baseline="middle", dx=7, fontSize=8
-            )
+            right_of = min(max([reach, *ends, 0.0]), end)
+            panel.text(_number(measured.mean), right_of, index, align="left", dx=7, **TEXT)
 
 
 def _sum(total: float, sizes: pd.Series) -> str:
@@ -113,14 +105,10 @@ def _number(value: float) -> str:
 
 PARTS_PLOT = Plot(
     parts,
-    "The loss of every arm as a sum, means over seeds (routed.papers.ours.regret): the cost of its partition with"
-    " the best experts, the"
-    " distance of its experts from these, and the weights of its gate (outline; below 0 it lies on the others,"
-    " back to the measured"
-    " loss). Black: the measured loss with its 95 % t interval; ring: the loss of experts trained on a frozen"
-    " copy of the partition,"
-    " predicted from its cells and the number of samples (too low where the partition was learned from the same"
-    " samples). A loss that is"
-    " longer than the axis stands as a sum.",
+    "The loss of every arm as a sum, means over seeds (routed.papers.ours.regret): the cost of its partition with the"
+    " best experts, the distance of its experts from these, and the weights of its gate (outline; below 0 it lies on"
+    " the others, back to the measured loss). Black: the measured loss with its 95 % t interval; ring: the loss of"
+    " experts trained on a frozen copy of the partition, predicted from its cells and the number of samples (too low"
+    " where the partition was learned from the same samples). A loss that is longer than the axis stands as a sum.",
     optional={"x": "swept key, a panel for each value", "arms": "arms that are drawn"},
 )

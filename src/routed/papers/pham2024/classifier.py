@@ -30,37 +30,37 @@ from routed.training.text_problem import TextKind
 COLUMNS = {
     "train/loss": Column(
         "training loss (nats per text)",
+        "Mean cross-entropy of the training batches since the last evaluation, in nats for each text.",
         bounds=AT_LEAST_0,
-        definition="Mean cross-entropy of the training batches since the last evaluation, in nats for each text.",
     ),
     "eval/loss": Column(
         "validation loss (nats per text)",
+        "Cross-entropy on held-out texts, in nats for each text; all arms are asked about the same texts.",
         bounds=AT_LEAST_0,
-        definition="Cross-entropy on held-out texts, in nats for each text; all arms are asked about the same texts.",
     ),
     "eval/accuracy": Column(
         "validation accuracy",
+        "Share of held-out texts whose class the model ranks first.",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of held-out texts whose class the model ranks first.",
     ),
     "eval/prior": Column(
         "loss of the classes' shares (nats per text)",
+        "Loss on the held-out texts of who knows only how often each class is in training.",
         bounds=AT_LEAST_0,
-        definition="Loss on the held-out texts of who knows only how often each class is in training.",
     ),
     "test/loss": Column(
         "test loss (nats per text),\nat the best validation so far",
-        bounds=AT_LEAST_0,
-        definition="Cross-entropy on the test texts, in nats for each text, of the model at the evaluation with the"
+        "Cross-entropy on the test texts, in nats for each text, of the model at the evaluation with the"
         " lowest validation loss so far.",
+        bounds=AT_LEAST_0,
     ),
     "test/accuracy": Column(
         "test accuracy,\nat the best validation so far",
+        "Share of the test texts whose class the model ranks first, at the evaluation with the lowest"
+        " validation loss so far.",
         bounds=SHARE,
         higher_is_better=True,
-        definition="Share of the test texts whose class the model ranks first, at the evaluation with the lowest"
-        " validation loss so far.",
     ),
 }
 

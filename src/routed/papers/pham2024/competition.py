@@ -1,5 +1,4 @@
-"""Competition (Pham et al. 2024): on a share of the steps all experts run, those with the largest outputs win, and the
-router learns who.
+"""Competition (Pham et al. 2024): on some steps all experts run, the largest outputs win, and the router learns who.
 
 The selection `compete` routes as `top_k` does, and brings a forward of its own. In training a layer also draws a coin:
 where it competes, all experts compute every token, and the winners are the K with the largest norms of their outputs.
@@ -37,8 +36,7 @@ from routed.settings.tree import from_flat
 class Competition(NamedTuple):
     """The state of a layer that may compete, before its experts run.
 
-    `detached_scores` are the router's, of inputs that get no gradient; `teacher_scores` are those that the winners
-    teach.
+    `detached_scores`: the router's, of inputs that get no gradient; `teacher_scores`: those that the winners teach.
     """
 
     active: Bool[Array, ""]
@@ -48,11 +46,9 @@ class Competition(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """The extra data of a routing (`Routing.extra`): what a layer's winners teach its router where the layer was
-    `active`.
+    """The lesson of a layer's winners for its router, where the layer was `active` (`Routing.extra`).
 
-    `scores` are the router's, `norms` those of the experts' outputs. `mask` is False for padding, which teaches
-    nothing.
+    `scores`: the router's; `norms`: those of the experts' outputs; `mask`: False for padding, which teaches nothing.
     """
 
     active: Bool[Array, ""]
@@ -112,18 +108,16 @@ def is_active(rule: SelectionRule, key: PRNGKeyArray, step: Any) -> Bool[Array, 
 
 
 def winners_suffice(rule: SelectionRule) -> bool:
-    """True if `compete_sparse` computes the rule: no gradient flows through the norm of an expert that does not compute
-    the output.
+    """True if `compete_sparse` computes the rule: only norms of experts that compute the output have a gradient.
 
     Without `renormalise` the winners' weights are shares of all norms, and a winner that is dropped still has a norm.
     """
     settings = rule.settings
-    if settings.winners == "random":
-        return True
-    alone = (
-        rule.renormalise and not rule.capacity_factor if settings.output_of_winners else settings.distillation_detached
-    )
-    return settings.winners == "norms" and alone
+    if settings.winners != "norms":
+        return settings.winners == "random"
+    if settings.output_of_winners:
+        return rule.renormalise and not rule.capacity_factor
+    return settings.distillation_detached
 
 
 def compete_sparse(
@@ -134,11 +128,10 @@ def compete_sparse(
     competition: Competition,
     mask: Bool[Array, " T"] | None = None,
 ) -> tuple[Any, Routing, Float[Array, "T E"]]:
-    """Runs all experts forward only where a layer competes, and then those of the routing with a gradient; the key is
-    consumed.
+    """Runs all experts forward only where a layer competes, and then those of the routing with a gradient.
 
-    Returns the outputs sorted by expert (`sorted_outputs`), their routing, and the norms that the router is to
-    learn.
+    Returns the outputs sorted by expert (`sorted_outputs`), their routing, and the norms that the router is to learn.
+    The key is consumed.
     """
     active, settings = competition.active, rule.settings
 
@@ -151,7 +144,9 @@ def compete_sparse(
     if settings.winners == "random" and deal is not None:
         norms = jax.random.permutation(deal, norms, axis=1, independent=True)
     winners, learned, weight = select(norms), norms, routing.weight
-    chosen = _where(active, winners, routing) if settings.output_of_winners else routing
+    chosen = routing
+    if settings.output_of_winners:
+        chosen = jax.tree.map(partial(jnp.where, active), winners, routing)
     outputs = sorted_outputs(experts.run, experts.params, experts.x, chosen)
     if settings.output_of_winners and settings.winners == "norms":
         computed = jnp.where(chosen.kept, chosen.token, len(norms))  # padding is not
@@ -174,10 +169,6 @@ def _shuffled(key: PRNGKeyArray, norms: Float[Array, "T E"], mask: Bool[Array, "
     return norms.at[before].set(norms[after])
 
 
-def _where(first: Bool[Array, ""], routing: Routing, other_routing: Routing) -> Routing:
-    return jax.tree.map(lambda a, b: jnp.where(first, a, b), routing, other_routing)
-
-
 def norms_of(outputs: Float[Array, "*N O"]) -> Float[Array, "*N"]:
     """Returns |f|, float32."""
     return jnp.sqrt((outputs.astype(jnp.float32) ** 2).sum(-1) + 1e-24)  # the derivative of a root at 0 is infinite
@@ -192,12 +183,11 @@ def compete_dense(
     key: PRNGKeyArray | None,
     mask: Bool[Array, " T"] | None = None,
 ) -> tuple[Float[Array, "T O"], Routing, Float[Array, "T E"]]:
-    """Returns the output of a layer that competes, the routing behind it, and the norms that the router is to learn;
-    the key is consumed.
+    """Returns the output of a layer that competes, the routing behind it, and the norms that the router is to learn.
 
     `outputs` are those of all experts (N: one row for all tokens, or T), which `combine` weighs; `routing` is the
     router's choice, and `select` routes by other scores. Norms dealt anew (winners random) are numbers: no expert is to
-    learn from another's.
+    learn from another's. The key is consumed.
     """
     norms = jnp.broadcast_to(norms_of(outputs).T, routing.scores.shape)
     deal, order = jax.random.split(key) if key is not None else (None, None)
@@ -216,8 +206,7 @@ def compete_dense(
 def weighed(
     rule: SelectionRule, active: Bool[Array, ""], scores: Float[Array, "T E"], detached: Float[Array, "T E"]
 ) -> Float[Array, "T E"]:
-    """Returns `scores` whose gradient reaches the router's weights `alpha` times where a layer competes, and the trunk
-    once.
+    """Returns scores whose gradient reaches the router `alpha` times where a layer competes, and the trunk once.
 
     `detached` are the same scores, of inputs that get no gradient.
     """
@@ -225,8 +214,7 @@ def weighed(
 
 
 def distillation(rule: SelectionRule, routing: Routing) -> Scalar:
-    """Returns the router's loss of one layer (Pham et al. 2024, eq. 3): the squared error of its softmax against that
-    of the norms.
+    """Returns the router's loss of a layer (eq. 3): the squared error of its softmax against that of the norms.
 
     Both are over the K largest. 0 where the layer did not compete, or nobody won.
     """
@@ -250,17 +238,14 @@ def _softmax_of_largest(values: Float[Array, "T E"], k: int) -> Float[Array, "T 
 
 def experts_per_token(rule: SelectionRule, tokens: int, experts: int) -> Any:
     """Returns the mean number of experts that compute a training token: all of them where the layer competes."""
-    del tokens
     return rule.k + rule.settings.competition_rate * (experts - rule.k)
 
 
 def work(rule: SelectionRule, tokens: int, experts: int) -> Any:
-    """Returns the cost of a training token in experts that learn; an expert that computes forward only costs a third of
-    one.
+    """Returns the cost of a training token in experts that learn; one that computes forward only costs a third.
 
     Where not only winners have a gradient, all experts learn.
     """
-    del tokens
     return rule.k + rule.settings.competition_rate * (experts - rule.k) / (3 if winners_suffice(rule) else 1)
 
 

@@ -31,9 +31,8 @@ SETTINGS: dict[str, Setting] = {
     ),
     "winners": Setting(
         "norms",
-        "norms: the largest outputs; random: each token's norms, dealt anew among its experts; all: nobody wins,"
-        " every expert counts by"
-        " the softmax of its score",
+        "norms: the largest outputs; random: each token's norms, dealt anew among its experts; all: nobody wins, every"
+        " expert counts by the softmax of its score",
         one_of(("norms", "random", "all")),
     ),
     "output_of_winners": Setting(
@@ -78,9 +77,7 @@ SETTINGS: dict[str, Setting] = {
 
 
 def _is_taught(settings: Any) -> bool:
-    """True if the router of a layer that always competes has a loss to learn from: the task's, or one whose target is
-    not constant.
-    """
+    """True if the router of a layer that always competes has a loss to learn from."""
     distilled = settings.distillation_coefficient and (settings.k > 1 or settings.distillation_softmax == "all")
     return settings.winners == "all" or not settings.output_of_winners or bool(distilled)
 

@@ -1,6 +1,4 @@
-"""Arms against a swept key that makes their steps dearer, paired with the reference arm of equal cost (kind
-`equal_cost`).
-"""
+"""Arms against a swept key that makes steps dearer, paired with the reference of equal cost (kind `equal_cost`)."""
 
 from __future__ import annotations
 
@@ -23,11 +21,10 @@ DEAR_SERIES = Series(f"{ARMS[REFERENCE].label}, as many FLOPs", shape="diamond")
 
 
 def equal_cost(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns the difference of each arm of `steps` steps from the reference of `dear[value]` steps, in the first of
-    `metrics`.
+    """Returns the difference of each arm of `steps` steps from the reference of `dear[value]` steps.
 
-    Of a metric with a log axis it is the log ratio. Panels of the other metrics show means of the arms and of that
-    reference.
+    It is that of the first of `metrics`, the log ratio if its axis is logarithmic. Panels of the other metrics show
+    means of the arms and of that reference.
     """
     key, steps = spec["x"], spec["steps"]
     if key not in data.swept or "steps" not in data.swept or not len(data.last):

@@ -49,11 +49,9 @@ def gated_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
 
     Predictions are -log p(y | x), with a column for each start.
     """
-    del mesh
     gate, most, n = config.data.gate, config.data.chosen, config.batch_size
 
     def init(key, batch):
-        del batch
         near, random = jax.random.split(key)
         first = jax.tree.map(lambda a: a[None], _moved(TRUE, near, 0.1))
         random_starts = jax.vmap(_random)(jax.random.split(random, config.starts - 1))
@@ -62,12 +60,10 @@ def gated_experts(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         return {"router": {"gate": starts.gate} if gate == SOFTMAX else {}, "experts": experts}, {}
 
     def apply(params, state, batch: Batch, rule, dispatch, key=None, step=0):
-        del rule, dispatch, key, step
         return Outputs(_surprise(gate, most, params, batch.x[:, 0], batch.y[:, 0]), {}, state)
 
     def watch(params, world, test: Batch, key):
         """Judges the likeliest start against the truth, and h / D at random G."""
-        del test
         nodes = gated.grid(*NODES)
         return {
             **_judged(gate, most, nodes, params, (world.train.x[:n], world.train.y[:n])),
@@ -162,65 +158,52 @@ def _random(key) -> Components:
 COLUMNS = {
     "theory/hellinger": Column(
         "Hellinger distance from the truth,\nmean over x",
+        "Mean over x of the Hellinger distance between the estimated and the true density of y; of fits that "
+        "converged.",
         log=True,
         bounds=AT_LEAST_0,
-        definition=(
-            "Mean over x of the Hellinger distance between the estimated and the true density of y; of fits that "
-            "converged."
-        ),
     ),
     "theory/voronoi": Column(
         "Voronoi loss D",
+        "How far the estimated experts are from the true ones that they are nearest to, over the two worst; of "
+        "fits that converged.",
         log=True,
         bounds=AT_LEAST_0,
-        definition=(
-            "How far the estimated experts are from the true ones that they are nearest to, over the two worst; of "
-            "fits that converged."
-        ),
     ),
     "theory/converged": Column(
         "fits that converged",
+        "1 where the gradient at the likeliest start, times the root of the samples, is below .1 and (if all "
+        "experts are chosen) it is at least as likely as the truth.",
         bounds=SHARE,
         higher_is_better=True,
-        definition=(
-            "1 where the gradient at the likeliest start, times the root of the samples, is below .1 and (if all "
-            "experts are chosen) it is at least as likely as the truth."
-        ),
     ),
     "theory/residual": Column(
         "root of n times the gradient",
+        "Norm of the gradient of the mean log likelihood of the likeliest start, times the root of the number of "
+        "samples.",
         log=True,
         bounds=AT_LEAST_0,
-        definition=(
-            "Norm of the gradient of the mean log likelihood of the likeliest start, times the root of the number of "
-            "samples."
-        ),
     ),
     "theory/gain": Column(
         "log likelihood over the truth's (nats)",
-        definition=(
-            "Log likelihood of all training samples at the likeliest start, minus that of the truth: a maximum is "
-            "above 0."
-        ),
+        "Log likelihood of all training samples at the likeliest start, minus that of the truth: a maximum is above 0.",
     ),
     "theory/best_start": Column(
         "number of the likeliest start",
+        "0 is the start near the truth, others began at random.",
         bounds=AT_LEAST_0,
-        definition="0 is the start near the truth, others began at random.",
     ),
     "theory/ratio_fall": Column(
         "log of smallest h / D at .01 over that at .3",
-        definition=(
-            "Logarithm of the smallest ratio of both distances at distance .01 from the truth over that at .3: far "
-            "below 0 where it vanishes."
-        ),
+        "Logarithm of the smallest ratio of both distances at distance .01 from the truth over that at .3: far "
+        "below 0 where it vanishes.",
     ),
     **{
         name: Column(
             f"smallest h / D, {where}",
+            f"Smallest ratio of mean Hellinger distance and Voronoi loss over random measures {where}.",
             log=True,
             bounds=AT_LEAST_0,
-            definition=f"Smallest ratio of mean Hellinger distance and Voronoi loss over random measures {where}.",
         )
         for name, where in (
             *((ratio_name(r), f"at distance {r:g} from the truth") for r in RADII),

@@ -34,7 +34,6 @@ class Draws(NamedTuple):
 
 def draw(fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size: int, data) -> Draws:
     """Draws x, then an expert by weight, then y from the expert; test samples are drawn like training samples."""
-    del fixed, cluster_key
     where, who, noise = jax.random.split(noise_key, 3)
     x = jax.random.uniform(where, (size,), minval=-1, maxval=1)
     expert = jax.random.categorical(who, log_weights(TRUE, data.gate, data.chosen, x))
@@ -45,14 +44,12 @@ def draw(fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, size:
 
 def batch(world: World, draws: Draws, data) -> Batch:
     """Returns x and y as columns; cluster = the expert."""
-    del world, data
     return Batch(draws.x[:, None], draws.y[:, None], draws.expert)
 
 
 TASK = Task(
     tokens="rows",
     targets={"constant": "density"},
-    fixed=lambda keys, data: (),
     draw=draw,
     batch=batch,
     dims=lambda data: 1,

@@ -63,11 +63,10 @@ def load(data: ConfigDict) -> Corpus:
     """
     tables = _artificial(data.labels) if data.table == GENERATED else _tables(data)
     # The tokenizer comes from the text of pretraining (`check`), not from the table.
-    tokenizer = tokenizers.tokenizer(data, Source((), _none, lambda *_: "", len), 0)
+    tokenizer = tokenizers.tokenizer(data, Source((), lambda *_: iter(()), lambda *_: "", len), 0)
     rows_of = {part: _rows(data, tokenizer, rows, part) for part, rows in tables.items()}
-    digest = cache.key(
-        tokenizer.digest, data.table, str(data.input_length), *(_digest(rows) for rows in tables.values())
-    )
+    digests = [cache.key(*(f"{row.label}\t{row.text}" for row in rows)) for rows in tables.values()]
+    digest = cache.key(tokenizer.digest, data.table, str(data.input_length), *digests)
     train, valid, test = ((rows_of[part],) for part in ("train", "valid", "test"))
     return Corpus((LANGUAGE,), train, valid, data.vocabulary, digest, tokenizer, test)
 
@@ -86,8 +85,7 @@ def check(config: ConfigDict) -> None:
             "data.tokens",
             "train",
             "texts with classes have the tokens of the text before; name bytes, characters or the SentencePiece model "
-            "file"
-            " (initial.workdir keeps that of its text: pieces/*.model)",
+            "file (initial.workdir keeps that of its text: pieces/*.model)",
         )
 
 
@@ -160,17 +158,11 @@ def _say_left_out(data: ConfigDict, rows: list[Row], empty: int, part: str) -> N
     if 2 * (bare + empty) > len(rows):
         raise UserError(
             f"{data.table}: most of the {len(rows)} texts to {PURPOSE[part]} cannot be used: {reasons}; mend the "
-            f"table, "
-            f"or"
-            " name other data.tokens"
+            "table, or name other data.tokens"
         )
     if reasons:
         left = bare + empty + unused.total()
         log.warning("%s: %d of %d texts to %s are left out: %s", data.table, left, len(rows), PURPOSE[part], reasons)
-
-
-def _digest(rows: list[Row]) -> str:
-    return cache.key(*(f"{row.label}\t{row.text}" for row in rows))
 
 
 def _artificial(labels: Sequence[str]) -> dict[str, list[Row]]:
@@ -186,13 +178,8 @@ def _artificial(labels: Sequence[str]) -> dict[str, list[Row]]:
     return rows_of
 
 
-def _none(*_):
-    return iter(())
-
-
 def _classified(rows, language, data: ConfigDict, rng: np.random.Generator, part: slice, size: int) -> TextBatch:
     """Splits rows into inputs, all tokens but the first, and the target, the first token: the class."""
-    del data, rng, part, size
     ids = rows.astype(np.int32)
     return TextBatch(ids[:, 1:], ids[:, :1], language.astype(np.int32))  # type: ignore[arg-type]
 

@@ -75,8 +75,7 @@ def _table(sides: Mapping[float, Mapping[str, Any]], data: Data) -> pd.DataFrame
 POWERS_PLOT = Plot(
     powers,
     "Means over seeds with 95 % intervals; lines: least squares on the logarithms of the means, slopes with 95 %"
-    " percentile intervals of"
-    " a bootstrap over seeds; dotted: the power that was foretold.",
+    " percentile intervals of a bootstrap over seeds; dotted: the power that was foretold.",
     required={
         "panels": "label of a panel -> name of a line -> number -> arm, metric and settings of a side",
         "words": "label of the number",

@@ -25,18 +25,12 @@ MARGIN = 0.1
 
 
 class PowerFit(NamedTuple):
-    """A fitted power.
+    """A fitted power."""
 
-    slope: the power with its interval.
-    slopes: the power of all seeds, then of each draw of seeds.
-    height: logarithm of the fitted line at 1.
-    used, left_out: numbers of runs.
-    """
-
-    slope: statistics.Estimate
-    slopes: np.ndarray
-    height: float
-    used: int
+    slope: statistics.Estimate  # the power with its interval
+    slopes: np.ndarray  # of all seeds, then of each draw of seeds
+    height: float  # logarithm of the fitted line at 1
+    used: int  # runs
     left_out: int
 
 

@@ -44,7 +44,6 @@ class StableRouter(nn.Module):
     def __call__(
         self, x: Float[Array, "T D"], *, token_id: Int[Array, " T"], step: Int[Array, ""] | int = 0, **context
     ) -> Float[Array, "T E"]:
-        del context
         scores = matmul(x.astype(jnp.float32), self.param("kernel", _experts, x.shape[-1], self.num_experts))
         embeddings = self.param("words", nn.initializers.normal(1.0), (self.vocabulary, self.token_dim))
         student = embeddings @ self.param("word_kernel", _experts, self.token_dim, self.num_experts)
@@ -53,9 +52,8 @@ class StableRouter(nn.Module):
         teaching = step < self.teach_steps
         if self.is_mutable_collection("objective"):  # training
             chosen = highest(jax.lax.stop_gradient(scores), self.choices)
-            loss = self.distillation_coefficient * taught(
-                student[token_id], chosen
-            ) + self.balance_coefficient * unevenness(scores, chosen)
+            loss = self.distillation_coefficient * taught(student[token_id], chosen)
+            loss += self.balance_coefficient * unevenness(scores, chosen)
             objective.value = jnp.where(teaching, loss, 0.0)
             table.value = jnp.where(teaching, highest(jax.lax.stop_gradient(student), self.choices), table.value)
         named = jax.nn.one_hot(table.value[token_id], self.num_experts).sum(1) > 0
@@ -63,16 +61,12 @@ class StableRouter(nn.Module):
 
 
 def taught(student: Float[Array, "T E"], chosen: Int[Array, "T k"]) -> Scalar:
-    """Returns the cross-entropy of the student's softmax against the chosen experts, mean over tokens and over these
-    experts.
-    """
+    """Returns the cross-entropy of the student's softmax against the chosen experts, mean over tokens and experts."""
     return -jnp.take_along_axis(jax.nn.log_softmax(student), chosen, axis=1).mean()
 
 
 def unevenness(scores: Float[Array, "T E"], chosen: Int[Array, "T k"]) -> Scalar:
-    """Returns the mean over tokens of sum_e (n_e / n - 1) sigmoid(s_e) over a token's experts e; loads n_e have no
-    gradient.
-    """
+    """Returns the mean over tokens of sum_e (n_e / n - 1) sigmoid(s_e) over a token's experts; n_e has no gradient."""
     tokens, experts = scores.shape
     load = jnp.zeros(experts).at[chosen.reshape(-1)].add(experts / chosen.size)
     return ((load[chosen] - 1) * jax.nn.sigmoid(jnp.take_along_axis(scores, chosen, axis=1))).sum() / tokens

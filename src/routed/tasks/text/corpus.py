@@ -26,15 +26,12 @@ CHUNK = 1 << 20
 
 
 class Cut(NamedTuple):
-    """Rows of a text: tokens of a row, tokens that a row shares with the next row, and reserved ids.
+    """Rows of a text."""
 
-    `ends`: each document ends with END.
-    """
-
-    length: int
-    shared: int = 0
-    sentinels: int = 0
-    ends: bool = False
+    length: int  # tokens of a row
+    shared: int = 0  # tokens that a row shares with the next row
+    sentinels: int = 0  # reserved ids
+    ends: bool = False  # each document ends with END
 
 
 class Corpus(NamedTuple):

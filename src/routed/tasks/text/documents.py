@@ -29,16 +29,12 @@ Damage = Callable[[str], None]
 
 
 class Source(NamedTuple):
-    """Text by language and split.
-
-    `documents(language, split, damage)` streams the texts in a fixed order; `fingerprint(language, split)` changes when
-    they change; `size(language)` is roughly proportional to the amount of training text.
-    """
+    """Text by language and split."""
 
     languages: tuple[str, ...]
-    documents: Callable[[str, str, Damage], Iterator[str]]
-    fingerprint: Callable[[str, str], str]
-    size: Callable[[str], int]
+    documents: Callable[[str, str, Damage], Iterator[str]]  # of language and split, in a fixed order
+    fingerprint: Callable[[str, str], str]  # of language and split: changes when the texts do
+    size: Callable[[str], int]  # of a language: roughly proportional to its training text
     splits: tuple[str, ...] = SPLITS
 
 

@@ -76,8 +76,8 @@ def _ranked(
 
 
 def _mixed(
-    grams: Int[np.ndarray, " N"], asked: Int[np.ndarray, "B M"], shorter: Float[np.ndarray, "B M"], vocabulary: int
-) -> Float[np.ndarray, "B M"]:
+    grams: Int[np.ndarray, " N"], asked: Int[np.ndarray, "*M"], shorter: Float[np.ndarray, "*M"], vocabulary: int
+) -> Float[np.ndarray, "*M"]:
     """Computes p of the asked grams from all grams of the text and from p given the shorter context."""
     unique, times = np.unique(grams, return_counts=True)
     contexts, first = np.unique(unique // vocabulary, return_index=True)
@@ -88,7 +88,7 @@ def _mixed(
     return np.where(contexts[context] == asked // vocabulary, mixed, shorter)
 
 
-def _find(ordered: Int[np.ndarray, " N"], values: Int[np.ndarray, "B M"]) -> Int[np.ndarray, "B M"]:
+def _find(ordered: Int[np.ndarray, " N"], values: Int[np.ndarray, "*M"]) -> Int[np.ndarray, "*M"]:
     """Returns an index for each value, which is right if the value occurs."""
     return np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
 
@@ -100,27 +100,15 @@ ROWS = 20_000
 def bigram_loss(corpus: Corpus, config: ConfigDict, seed: int = 0) -> float:
     """Computes nats per target token of `validation`, sentinels and end included, for a bigram model of targets.
 
-    The model sees the token before (PAD at the start), not the encoder. Witten-Bell: p(w|v) = (c(v w) + t(v) p(w)) /
-    (c(v) + t(v)) with t(v) the number of different tokens after v, and p(w) in turn smoothed with the uniform
-    distribution (Chen and Goodman 1999, 2.5).
+    The model sees the token before (PAD at the start), not the encoder; it is smoothed as in `ngram_loss`.
     """
     size = corpus.vocabulary
     make = batch_function(SPANS, corpus, config, seed, slice(None))
     steps = -(-ROWS // config.batch_size)
     counted = _pairs(np.concatenate([make(step).targets for step in range(steps)]), size)
-    before, token = np.divmod(_pairs(np.asarray(validation(corpus, config).targets), size), size)
-
-    unigram = np.bincount(counted % size, minlength=size)
-    kinds = np.count_nonzero(unigram)
-    unigram = (unigram + kinds / size) / (unigram.sum() + kinds)
-
-    pairs, times = np.unique(counted, return_counts=True)
-    total, different = np.bincount(counted // size, minlength=size), np.bincount(pairs // size, minlength=size)
-    index = np.searchsorted(pairs, before * size + token).clip(max=len(pairs) - 1)
-    counts = np.where(pairs[index] == before * size + token, times[index], 0)
-    denominator = np.maximum(total + different, 1)[before]
-    mixed = (counts + different[before] * unigram[token]) / denominator
-    return float(-np.log(np.where(total[before] > 0, mixed, unigram[token])).mean())
+    asked = _pairs(np.asarray(validation(corpus, config).targets), size)
+    of_token = _mixed(counted % size, asked % size, np.full(asked.shape, 1 / size), size)
+    return float(-np.log(_mixed(counted, asked, of_token, size)).mean())
 
 
 def _pairs(targets: Int[np.ndarray, "B M"], vocabulary: int) -> Int[np.ndarray, " N"]:

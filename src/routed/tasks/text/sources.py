@@ -16,14 +16,13 @@ from routed.tasks.text.mc4 import mc4_jsonl, tfds
 
 
 class TextSource(NamedTuple):
-    """A source of text: `open(data)` returns the text; routers get the features of a hidden layer.
+    """A source of text; routers get the features of a hidden layer.
 
-    `about(data)` is the end of the sentence that describes the data. `floors(data, rows)` are lower bounds of the loss,
-    for models with different knowledge: columns `eval/NAME`.
+    `floors(data, rows)` are lower bounds of the loss, for models with different knowledge: columns `eval/NAME`.
     """
 
     open: Callable[[Any], Source]
-    about: Callable[[Any], str]
+    about: Callable[[Any], str]  # end of the sentence that describes the data
     tokens: str = "hidden"
     provides: frozenset[str] = frozenset({"token_id", "cluster"})
     settings: Mapping[str, Setting] = {}

@@ -121,22 +121,16 @@ def _batch(inputs: np.ndarray, targets: np.ndarray, language: np.ndarray) -> Tex
 
 
 class Form(NamedTuple):
-    """The form of training rows: the loader of rows, the function from rows to a batch, and the lengths of a row.
-
-    lengths(data): lengths of a row's inputs and targets. tokens(data): tokens of a row that the stacks read.
-    tested: test rows are held out too. padded: inputs have pads, which no metric of a router counts.
-    packed: rows may be documents that END ends (`data.packing`).
-    mixed: rows of several languages are mixed by `data.temperature`.
-    """
+    """The form of training rows."""
 
     load: Callable[[ConfigDict], Corpus]
-    batch: Callable[..., TextBatch]
-    lengths: Callable[[ConfigDict], tuple[int, int]]
-    tokens: Callable[[ConfigDict], int]
-    tested: bool = False
-    padded: bool = False
-    packed: bool = False
-    mixed: bool = True
+    batch: Callable[..., TextBatch]  # of rows
+    lengths: Callable[[ConfigDict], tuple[int, int]]  # of a row's inputs and targets
+    tokens: Callable[[ConfigDict], int]  # of a row that the stacks read
+    tested: bool = False  # test rows are held out too
+    padded: bool = False  # inputs have pads, which no metric of a router counts
+    packed: bool = False  # rows may be documents that END ends (`data.packing`)
+    mixed: bool = True  # rows of several languages are mixed by `data.temperature`
 
 
 #: For an encoder and a decoder: the decoder predicts spans that are cut out of the encoder's row.
