@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 from scipy.cluster import hierarchy
 
+from routed.analysis import plots, wording
 from routed.analysis.plots import Axis, Chart, Panel, Point, Series
 from routed.analysis.plots.frame import COLOURS
 from routed.analysis.plots.pictures import Scheme
@@ -63,6 +65,14 @@ def beside(analysis: Analysis, numbers: Collection[str]) -> list[Drawn]:
             panel.width, panel.height = 250, 110
             drawn.append(Drawn(f"beside {number}", Chart([panel], legend=False), ""))
     return drawn
+
+
+def embedded(figures: Iterable[Drawn]) -> list[dict[str, Any]]:
+    """Returns figures for a template: name, caption, and the chart as inline SVG."""
+    return [
+        {"name": name, "caption": caption, "svg": Markup(wording.unique_ids(plots.svg(figure), name))}
+        for name, figure, caption in figures
+    ]
 
 
 def layer_axis(layers: Sequence[str], reverse: bool = False, grid: bool = True) -> Axis:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,14 @@ def halves(rows: Sequence[np.ndarray], names: Sequence[str]) -> tuple[list[np.nd
         first += some[: len(some) // 2]
         second += some[len(some) // 2 :]
     return first, second
+
+
+def batches(model: Any, rows: Sequence[np.ndarray], size: int) -> Iterator[tuple[int, Any]]:
+    """Yields the number of a batch's first token, and the token ids [size, N] of its rows, on the model's device."""
+    import torch
+
+    for begin in range(0, len(rows), size):
+        yield begin * len(rows[0]), torch.as_tensor(np.stack(rows[begin : begin + size])).to(model.device)
 
 
 def check_ids(model: Any, rows: Sequence[np.ndarray]) -> None:

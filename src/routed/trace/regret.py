@@ -20,8 +20,7 @@ from routed.contracts import UserError
 from routed.trace.arrays import as_array
 from routed.trace.hooks import RouterModule, listening
 from routed.trace.hooks_replace import replacing
-from routed.trace.replacements import Router, Site
-from routed.trace.subsets import DROPPED
+from routed.trace.replacements import DROPPED, Router, Site
 
 #: Most choices that a token tries; of more, so many are drawn.
 MOST = 256

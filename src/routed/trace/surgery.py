@@ -20,7 +20,6 @@ from absl import logging as log
 from routed.contracts import UserError
 from routed.system import files
 from routed.trace.arrays import as_array
-from routed.trace.companions import companions_of
 from routed.trace.features import read_npz, write_npz
 from routed.trace.hooks import RouterModule, routers_of
 from routed.trace.hooks_replace import Repair, check_rules, has_constant_weights, losses_of, repair, replacing
@@ -28,7 +27,7 @@ from routed.trace.kinds import EVERY, TRAINED
 from routed.trace.model_inputs import bind_folder, check_ids, check_version, digest_of_model, digest_of_rows
 from routed.trace.regret import RegretSettings, regret_of
 from routed.trace.replacements import NOT_LINEAR, Router, Site
-from routed.trace.sites import linear_weights, sites_of
+from routed.trace.sites import companions_of, linear_weights, sites_of
 from routed.trace.surgery_jobs import ALL, Job, SurgeryResult, jobs_of, repair_steps_of, replacements_of
 
 #: Why a replaced router has no loss although the model ran: a loss of 0 would say that routers are worth nothing.
