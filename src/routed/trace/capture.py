@@ -15,7 +15,7 @@ import numpy as np
 from absl import logging as log
 
 from routed.system import files
-from routed.trace.arrays import as_array
+from routed.trace.checks import as_array
 from routed.trace.features import MOST_TOKENS, Features
 from routed.trace.format import DESCRIPTION, Trace, read
 from routed.trace.hooks import RouterModule, check_heard, listening, routers_of, weights_of

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from routed.contracts import UserError
-from routed.trace.arrays import as_array
+from routed.trace.checks import as_array
 from routed.trace.hooks import RouterModule, listening
 from routed.trace.hooks_replace import replacing
 from routed.trace.replacements import DROPPED, Router, Site

@@ -19,13 +19,13 @@ from routed.analysis import wording
 from routed.system import files
 from routed.trace.analysis import Analysis
 from routed.trace.analysis import analyse as analyse_traces
-from routed.trace.arrays import Arrays
+from routed.trace.checks import Arrays
 from routed.trace.counts import BATCH
 from routed.trace.evidence import PERMUTATIONS, followed, short_names
 from routed.trace.figures import beside, draw, embedded
 from routed.trace.findings import Row, findings, overview
 from routed.trace.format import Trace, describe, read, token_column
-from routed.trace.numbers import COLUMNS, common_name
+from routed.trace.numbers import NUMBERS, common_name
 from routed.trace.view import view_of
 from routed.trace.words import load as load_words
 from routed.trace.words import words_of
@@ -143,7 +143,7 @@ def label_of(name: str) -> str:
         "mi": f"I(expert; {code}), nats",
         "given": f"I(expert; {code} | token id), nats",
     }
-    return labels.get(base) or COLUMNS[base].label.replace("\n", " ")
+    return labels.get(base) or NUMBERS[base]
 
 
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -162,9 +162,8 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _cells(row: Row) -> dict[str, Any]:
     """Returns a row of the overview for the template: a share in percent for each layer, or None: not told."""
-    sure = np.zeros(len(row.layers.value), bool) if row.layers.is_told is None else row.layers.is_told
-    shares = [round(100 * float(share)) if yes else None for share, yes in zip(row.layers.share, sure, strict=True)]
-    return {"name": row.name, "shares": shares}
+    both = zip(row.layers.share, row.layers.sure, strict=True)
+    return {"name": row.name, "shares": [round(100 * float(share)) if sure else None for share, sure in both]}
 
 
 def _number(value: float) -> str:

@@ -15,12 +15,10 @@ from routed.contracts import UserError
 from routed.system import files
 from routed.trace.checks import as_array, refuse
 from routed.trace.features import write_npz
-from routed.trace.format import Trace, label_names, stripes, token_column
+from routed.trace.format import LAYER_COLUMNS, Trace, label_names, stripes, token_column
 
-#: Argument of `write` -> column of a layer's file.
-_COLUMNS = {"experts": "expert", "weights": "weight", "kept": "kept", "scores": "scores"}
 #: Names in a NumPy archive, besides label_NAME.
-_NAMES = {*_COLUMNS, "k", "num_experts", "token_ids", "sequence", "position", "layers", "model", "source", "step"}
+_NAMES = {*LAYER_COLUMNS, "k", "num_experts", "token_ids", "sequence", "position", "layers", "model", "source", "step"}
 #: Type of safetensors -> type of NumPy.
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
 _TYPES |= {"I8": "i1", "U8": "u1", "BOOL": "?"}
@@ -153,13 +151,15 @@ def _plain(array: np.ndarray) -> Any:
 
 
 def export(trace: Trace, path: str | os.PathLike) -> None:
-    """Writes a trace into a NumPy archive that `read_npz` reads: all but features and `rule`, whole in memory."""
+    """Writes a trace into a NumPy archive that `read_npz` reads: all but features, whole in memory."""
     file = files.folder(path)
     if file.suffix != ".npz":
         refuse(f"{file}: the name of a NumPy archive ends in .npz")
     arrays: dict[str, Any] = {
-        name: np.stack([_whole(trace, layer, column) for layer in range(len(trace.layers))])
-        for name, column in _COLUMNS.items()
+        name: np.stack(
+            [np.concatenate([part for (part,) in stripes(trace, i, column)]) for i in range(len(trace.layers))]
+        )
+        for name, column in LAYER_COLUMNS.items()
         if column in trace.columns
     }
     columns: Mapping[str, tuple[str, bool]] = {
@@ -173,7 +173,3 @@ def export(trace: Trace, path: str | os.PathLike) -> None:
     about = {"layers": list(trace.layers), "num_experts": trace.experts, "model": trace.model, "source": trace.source}
     about |= {} if trace.step is None else {"step": trace.step}
     write_npz(file, arrays | {name: np.array(value) for name, value in about.items()})
-
-
-def _whole(trace: Trace, layer: int, column: str) -> np.ndarray:
-    return np.concatenate([arrays[0] for arrays in stripes(trace, layer, column)])
