@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from routed.analysis.wording import paragraphs
 from routed.metrics import information
@@ -161,9 +160,5 @@ def _churn(analysis: Analysis) -> Iterator[Finding]:
             chance=float(rows.chance.iloc[top]),
             renumbered=renumbered[top] if changed[top] - renumbered[top] > 0.05 else None,
             renumbered_chance=1 - float(rows.alike_chance.iloc[top]),
-            router_alone=_known(rows.router_alone.iloc[top]),
+            router_alone=float(rows.router_alone.iloc[top]),
         )
-
-
-def _known(value: float) -> float | None:
-    return None if pd.isna(value) else float(value)

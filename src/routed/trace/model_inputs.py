@@ -6,7 +6,6 @@ A killed command continues in its folder, and a different command is refused.
 from __future__ import annotations
 
 import hashlib
-import json
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -150,12 +149,7 @@ def bind_folder(file: pathlib.Path, model: Any, rows: Sequence[np.ndarray], sett
     """
     digests = {"weights": digest_of_model(model), "class": type(model).__name__, "text": digest_of_rows(rows)}
     settings = settings | digests | {"rows": len(rows)}
-    with files.explained(file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    if not file.exists():
-        files.write(file, json.dumps(settings, indent=1) + "\n")
-        return
-    before = json.loads(file.read_text("utf-8"))
+    before = files.remember(file, settings)
     for key, value in settings.items():
         if before.get(key) != value:
             difference = f"{file.parent} holds a {file.stem} with {key}={before.get(key)}, now {value}"
