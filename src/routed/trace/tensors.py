@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from routed.contracts import UserError
@@ -20,7 +21,7 @@ from routed.trace.format import LAYER_COLUMNS, Trace, label_names, stripes, toke
 #: Names in a NumPy archive, besides label_NAME.
 _NAMES = {*LAYER_COLUMNS, "k", "num_experts", "token_ids", "sequence", "position", "layers", "model", "source", "step"}
 #: Type of safetensors -> type of NumPy.
-_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": jnp.bfloat16, "I64": "<i8", "I32": "<i4", "I16": "<i2"}
 _TYPES |= {"I8": "i1", "U8": "u1", "BOOL": "?"}
 
 
@@ -108,8 +109,8 @@ def _read_safetensors(file: pathlib.Path) -> dict[str, Any]:
                 if not 0 <= begin <= end <= whole - 8 - size:
                     raise ValueError(f"{name} is beyond the file")
                 stream.seek(8 + size + begin)
-                array = np.frombuffer(stream.read(end - begin), _TYPES[about["dtype"]]).reshape(about["shape"])
-                arrays[name] = from_bfloat16(array) if about["dtype"] == "BF16" else array
+                values = np.frombuffer(stream.read(end - begin), _TYPES[about["dtype"]])
+                arrays[name] = values.reshape(about["shape"])
     except OSError as error:
         raise UserError(f"{file} cannot be read ({(error.strerror or str(error)).lower()})") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -119,11 +120,6 @@ def _read_safetensors(file: pathlib.Path) -> dict[str, Any]:
         return [int(number) for number in re.findall(r"\d+", name)], name
 
     return {name: arrays[name] for name in sorted(arrays, key=place)}
-
-
-def from_bfloat16(bits: np.ndarray) -> np.ndarray:
-    """Returns float32 of the 16 bits of bfloat16, which are its upper half."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def read_npz(path: str | os.PathLike) -> dict[str, Any]:
