@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from routed.contracts import UserError
-from routed.trace import regret, regret_results
-from routed.trace.kinds import EVERY
+from routed.trace import regret, surgery_results
+from routed.trace.kinds import EVERY, SUBSETS, most_chosen, untrained
 from routed.trace.replacements import Linear, Site
-from routed.trace.subsets import SHARES, SUBSETS, kept_of, most_chosen, untrained
 from routed.trace.surgery_jobs import ALL, Job, SurgeryResult, jobs_of, repair_steps_of, replacements_of
 
 RNG = np.random.default_rng(0)
@@ -73,7 +72,7 @@ def result(**columns):
 
 
 def test_the_table_of_regret():
-    table = regret_results.table(result()).set_index("router")
+    table = surgery_results.regret_table(result()).set_index("router")
     assert table.regret["as_is"] == pytest.approx((1 + 0 + 1 + 2) / 4)
     assert table.regret["random"] == pytest.approx((2 + 0 + 2 + 4) / 4)
     assert table.regret["hash"] == pytest.approx((2 + 2 + 4) / 3)  # the second token's hash was refused
@@ -81,15 +80,14 @@ def test_the_table_of_regret():
     assert table.best["as_is"] == 1 / 4 and table.half["as_is"] == pytest.approx((0.5 + 0 + 0.5 + 1) / 4)
     # Draws take the groups [0, 0], [0, 1], [1, 0] or [1, 1], whose means are 1/2, 1 and 3/2.
     assert table.low["as_is"] == pytest.approx(0.5) and table.high["as_is"] == pytest.approx(1.5)
-    values = regret_results.summary(regret_results.table(result()))
+    values = surgery_results.regret_summary(surgery_results.regret_table(result()))
     assert values["most"].layer == "a" and values["layers"] == 1
-    assert regret_results.summary(regret_results.table(result()._replace(regret={}))) is None
+    assert surgery_results.regret_summary(surgery_results.regret_table(result()._replace(regret={}))) is None
 
 
 def test_kept_experts_are_those_chosen_most_on_other_text():
     site = site_of(8, 2, counts=[[0] * 8, [5, 1, 9, 2, 0, 7, 3, 4]])
     assert list(most_chosen(site, 3, RNG)) == [2, 5, 0]
-    assert [kept_of(share, 64) for share in SHARES] == [8, 16, 32]
     router = EVERY["most25"].make(site, RNG)  # 2 of 8 experts, k = 2: k stays
     assert router.k == 0 and EVERY["most12"].make(site, RNG).k == 1
     assert EVERY["most12"].make(site_of(3, 1), RNG) == "12.5 % of 3 experts is less than one"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
-from routed.trace import regret_results, surgery_page, surgery_results
+from routed.trace import surgery_page, surgery_results
 from routed.trace.model_inputs import BYTES, halves, rows_of
 from routed.trace.surgery_jobs import ALL, Job, SurgeryResult
 
@@ -70,7 +70,7 @@ def test_a_router_that_is_worth_nothing_leaves_no_share():
 def test_sentences_and_what_cannot_be_said():
     measured = result()
     table = surgery_results.table(measured)
-    said = "\n".join(surgery_results.findings(measured, table, regret_results.table(measured)))
+    said = "\n".join(surgery_results.findings(measured, table, surgery_results.regret_table(measured)))
     assert f"has a loss of {AS_IS.mean():.4g} [" in said and "nats a token, on 540 tokens" in said
     assert (
         "from 0.31" in said
@@ -83,16 +83,16 @@ def test_sentences_and_what_cannot_be_said():
         and "12.5 % of the tokens have an id that the other text lacks" in said
     )
     assert "Training the trained routers alone for 9 more steps changes the loss by -0.1" in said
-    unsaid = "\n".join(surgery_results.unsaid(measured, table, regret_results.table(measured)))
+    unsaid = "\n".join(surgery_results.unsaid(measured, table, surgery_results.regret_table(measured)))
     assert (
         "the experts here were trained for the trained router" in unsaid
         and "one expert a token, anywhere: a token has one expert already" in unsaid
     )
     assert "one random draw" not in unsaid and "--draws above 1" in "\n".join(
-        surgery_results.unsaid(measured._replace(draws=1), table, regret_results.table(measured))
+        surgery_results.unsaid(measured._replace(draws=1), table, surgery_results.regret_table(measured))
     )
     assert "set --repair_steps" in "\n".join(
-        surgery_results.unsaid(measured._replace(repair_steps=0), table, regret_results.table(measured))
+        surgery_results.unsaid(measured._replace(repair_steps=0), table, surgery_results.regret_table(measured))
     )
 
 

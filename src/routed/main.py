@@ -77,6 +77,9 @@ PROCESS_ID = flags.DEFINE_integer("process_id", -1, "The number of this process,
 JOIN_SECONDS = flags.DEFINE_integer("join_seconds", 300, "How long processes wait for each other at the start; 300.")
 
 _OVERRIDES: list[str] = []
+parse_flags = functools.partial(
+    commands.parse_flags, module=sys.modules[__name__], overrides=_OVERRIDES, alone={"list": "figures"}
+)
 
 
 class Command(NamedTuple):
@@ -278,17 +281,6 @@ def _write_report(command: Command, workdir: pathlib.Path, table: pd.DataFrame) 
     with files.explained(workdir / "report.html"):
         hosts.once(lambda: summaries.append(page.write(workdir, command.module, command.config, table)))
     hosts.once(lambda: files.tell(*summaries))
-
-
-def parse_flags(argv: list[str]) -> list[str]:
-    """Takes --config.KEY=VALUE out of the command line, and leaves the rest to absl.
-
-    Raises:
-      UserError: an unknown flag, or a value of the wrong type.
-    """
-    _OVERRIDES[:], rest = commands.take_overrides(argv)
-    rest = ["--list=figures" if text in ("--list", "-list") else text for text in rest]
-    return commands.parse_flags(rest, sys.modules[__name__])
 
 
 def run() -> None:

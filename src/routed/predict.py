@@ -10,6 +10,7 @@ centre of the law's design; every other setting is as in its protocol (routed li
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import pathlib
@@ -40,6 +41,7 @@ WRITE = flags.DEFINE_string("write", None, "The file that --points or --fit writ
 EXPERIMENT = "law"
 
 _OVERRIDES: list[str] = []
+parse_flags = functools.partial(commands.parse_flags, module=sys.modules[__name__], overrides=_OVERRIDES)
 
 #: Limits of the law that comes with routed, printed with each prediction (docs/results/README.md, "What contradicts the
 #: headline").
@@ -185,16 +187,6 @@ def _fit(workdirs: list[str], out: pathlib.Path) -> None:
         for form, scores in fitted.scores.items()
     ]
     files.tell("\n".join([f"wrote {out}: {len(points)} points, {fitted.form}; left-out points:", *lines]))
-
-
-def parse_flags(argv: list[str]) -> list[str]:
-    """Takes --config.KEY=VALUE out of the command line, and leaves the rest to absl.
-
-    Raises:
-      UserError: an unknown flag, or a value of the wrong type.
-    """
-    _OVERRIDES[:], rest = commands.take_overrides(argv)
-    return commands.parse_flags(rest, sys.modules[__name__])
 
 
 def run() -> None:

@@ -11,11 +11,10 @@ import torch
 import transformers as hf
 
 from routed.trace import hooks, surgery, surgery_page
-from routed.trace.companions import companions_of
 from routed.trace.hooks_replace import losses_of, replacing
 from routed.trace.kinds import EVERY
 from routed.trace.regret import RegretSettings, batches_of, regret_of
-from routed.trace.sites import sites_of
+from routed.trace.sites import companions_of, sites_of
 from routed.trace.surgery_jobs import ALL, Job
 
 RNG = np.random.default_rng(0)

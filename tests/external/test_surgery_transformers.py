@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from routed.contracts import UserError
-from routed.trace import hooks, regret_results, surgery, surgery_page, surgery_results
+from routed.trace import hooks, surgery, surgery_page, surgery_results
 from routed.trace.hooks_replace import losses_of, replacing
 from routed.trace.kinds import EVERY
 from routed.trace.replacements import Linear, Site, linear, shuffled
@@ -160,7 +160,7 @@ def test_what_has_no_gradient_is_said(tmp_path):
     assert "there is no gradient to repair it by" in result.reasons[Job(ALL, "top1", 0, 2)]
     assert any(
         "one expert a token, repaired, anywhere: its weights are the same" in text
-        for text in surgery_results.unsaid(result, surgery_results.table(result), regret_results.table(result))
+        for text in surgery_results.unsaid(result, surgery_results.table(result), surgery_results.regret_table(result))
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,14 +21,15 @@ class Node(SimpleNamespace):
         if name.startswith("__"):
             raise AttributeError(name)
         raise UserError(
-            f"config key {name!r} is read, but no part of this run declares it: add it to `settings` or `reads` of"
-            " the part"
-            f" that reads it; declared here: {', '.join(sorted(vars(self)))}"
-            f"{renamed_attributes(repr(name))}"
+            f"config key {name!r} is read, but no part of this run declares it: add it to `settings` or `reads` of the"
+            f" part that reads it; declared here: {', '.join(sorted(vars(self)))}{renamed_attributes(repr(name))}"
         )
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
 
     def __contains__(self, name: str) -> bool:
         return name in vars(self)
@@ -41,16 +42,7 @@ def node_of(config: ConfigDict, values: Mapping[str, Any] | None = None) -> Node
 
 def from_flat(flat: Mapping[str, Any]) -> Node:
     """The tree of dotted keys and values."""
-    root = Node()
-    for key, value in flat.items():
-        *path, last = key.split(".")
-        node = root
-        for name in path:
-            if name not in node:
-                setattr(node, name, Node())
-            node = getattr(node, name)
-        setattr(node, last, value)
-    return root
+    return _nested(flat, Node)
 
 
 def flatten(config: ConfigDict) -> dict[str, Any]:
@@ -69,16 +61,20 @@ def flatten(config: ConfigDict) -> dict[str, Any]:
 
 def unflatten(flat: Mapping[str, Any]) -> ConfigDict:
     """The locked config of dotted keys and values."""
-    config = ConfigDict()
+    return _nested(flat, ConfigDict).lock()
+
+
+def _nested(flat: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+    root = make()
     for key, value in flat.items():
         *path, last = key.split(".")
-        node = config
+        node = root
         for name in path:
             if name not in node:
-                node[name] = ConfigDict()
+                node[name] = make()
             node = node[name]
         node[last] = value
-    return config.lock()
+    return root
 
 
 def value_of(config: ConfigDict | Node, key: str) -> Any:
@@ -115,9 +111,8 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
         if isinstance(current, tuple) and isinstance(value, list):
             value = tuple(value)
         if type(value) is not type(current):
-            raise UserError(
-                f"config key {key}={value!r}: expected {type(current).__name__}, got {type(value).__name__}"
-            )
+            expected = type(current).__name__
+            raise UserError(f"config key {key}={value!r}: expected {expected}, got {type(value).__name__}")
         *path, last = key.split(".")
         node = config
         for part in path:

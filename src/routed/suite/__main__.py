@@ -11,6 +11,7 @@ earlier one. The workdir gets card.html and card.json. docs/suite.md explains th
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 import time
@@ -91,20 +92,11 @@ def _reference(names: str) -> None:
         files.tell(f"wrote {reference.FILE}: {name}")
 
 
-def parse_flags(argv: list[str]) -> list[str]:
-    """Takes --config.KEY=VALUE out of the command line, and leaves the rest to absl.
-
-    Raises:
-      UserError: an unknown flag, or a value of the wrong type.
-    """
-    _OVERRIDES[:], rest = commands.take_overrides(argv)
-    rest = ["--reference=all" if text in ("--reference", "-reference") else text for text in rest]
-    return commands.parse_flags(rest, sys.modules[__name__])
-
-
 def run() -> None:
     """Entry point."""
-    commands.start(main, parse_flags)
+    alone = {"reference": "all"}
+    parse = functools.partial(commands.parse_flags, module=sys.modules[__name__], overrides=_OVERRIDES, alone=alone)
+    commands.start(main, parse)
 
 
 if __name__ == "__main__":

@@ -132,24 +132,17 @@ def _claim(workdir: pathlib.Path, subject: Subject, quick: bool) -> None:
         "seed": subject.config.seed,
     }
     file = workdir / MARK
-    if file.exists():
-        try:
-            stored = json.loads(file.read_text("utf-8"))
-            different = next((key for key, value in identifying.items() if stored[key] != value), None)
-        except (ValueError, LookupError, TypeError):
-            raise UserError(f"{file} is damaged: choose another --workdir") from None
-        if different == "seed":
-            raise UserError(
-                f"workdir {workdir} is of other code of {subject.name}, whose seeds are others: choose another"
-                " --workdir, or undo the edit"
-            )
-        if different:
-            raise UserError(
-                f"workdir {workdir} holds a card of {different}={stored[different]}, this command makes one of"
-                f" {different}={identifying[different]}: choose another --workdir"
-            )
-    elif (workdir / "config.json").exists():
+    if not file.exists() and (workdir / "config.json").exists():
         raise UserError(f"workdir {workdir} holds runs that are of no card: choose another --workdir")
-    with files.explained(file):
-        workdir.mkdir(parents=True, exist_ok=True)
-    files.write(file, json.dumps(identifying) + "\n")
+    stored = files.remember(file, identifying)
+    different = next((key for key, value in identifying.items() if stored.get(key) != value), None)
+    if different == "seed":
+        raise UserError(
+            f"workdir {workdir} is of other code of {subject.name}, whose seeds are others: choose another"
+            " --workdir, or undo the edit"
+        )
+    if different:
+        raise UserError(
+            f"workdir {workdir} holds a card of {different}={stored.get(different)}, this command makes one of"
+            f" {different}={identifying[different]}: choose another --workdir"
+        )

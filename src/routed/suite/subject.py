@@ -79,11 +79,7 @@ def find(spec: str, given: list[str], quick: bool) -> Subject:
 
 
 def _with_settings(config: ConfigDict, given: list[str]) -> tuple[ConfigDict, list[str]]:
-    """The config with the router's settings, and their keys.
-
-    Raises:
-      UserError: a text that is no KEY=VALUE, or a setting that a card fixes.
-    """
+    """The config with the router's settings, and their keys."""
     fixed, keys = ("router.name", "router.frozen", "router.learning_rate"), list[str]()
     for text in given:
         key, equals, value = text.partition("=")
@@ -118,12 +114,7 @@ def fitting() -> list[str]:
 
 
 def _of_file(path: str, name: str) -> str:
-    """Loads a file, registers its router if the file does not, and returns the router's name.
-
-    Raises:
-      UserError: no such router, several routers without a name, a router that has the name of a built-in one, no
-        router.
-    """
+    """Loads a file, registers its router if the file does not, and returns the router's name."""
     before = dict(ROUTERS)
     module = experiment_files.load(path, needs=())
     added = {key: part for key, part in ROUTERS.items() if before.get(key) is not part}
@@ -150,11 +141,7 @@ def _of_file(path: str, name: str) -> str:
 
 
 def _router_from(module: types.ModuleType, path: str, name: str, candidates: list[str]) -> Router:
-    """The router of this name in a module: a `Router`, or a class of Flax modules.
-
-    Raises:
-      UserError: the module has no such name, or the name is no router.
-    """
+    """The router of this name in a module: a `Router`, or a class of Flax modules."""
     value = vars(module).get(name)
     if value is None:
         names = ", ".join(candidates) or "none"

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from absl import app, flags
@@ -101,12 +101,20 @@ def start(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[s
         sys.exit(2)
 
 
-def parse_flags(argv: list[str], module: types.ModuleType) -> list[str]:
+def parse_flags(
+    argv: list[str], module: types.ModuleType, overrides: list[str] | None = None, alone: Mapping[str, str] = {}
+) -> list[str]:
     """Sets the flags of `module`, and returns the other arguments; --help prints its docstring and flags, and exits.
+
+    The KEY=VALUE of every --config.KEY=VALUE goes to `overrides`. `alone` has the value of a flag that has none.
 
     Raises:
       UserError: an unknown flag, or a value of the wrong type.
     """
+    if overrides is not None:
+        overrides[:], argv = take_overrides(argv)
+    for name, value in alone.items():
+        argv = [f"--{name}={value}" if text in (f"--{name}", f"-{name}") else text for text in argv]
     if HELP & {*argv}:
         files.tell(help_of(module))
         sys.exit(0)

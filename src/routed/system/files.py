@@ -8,6 +8,7 @@ import errno
 import fcntl
 import hashlib
 import io
+import json
 import logging
 import os
 import pathlib
@@ -15,6 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from routed.contracts import UserError
 
@@ -148,6 +150,23 @@ def write(path: pathlib.Path, content: str | bytes | Callable[[pathlib.Path], No
             with contextlib.suppress(OSError):
                 temporary.unlink()  # half a file would keep a full disk full
             raise
+
+
+def remember(file: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the command that began a folder, from a file in it; without the file writes `settings`.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    if file.exists():
+        with contextlib.suppress(ValueError):
+            if isinstance(stored := json.loads(file.read_text("utf-8")), dict):
+                return stored
+        raise UserError(f"{file} is damaged: choose another --{_FOLDER_FLAG.get()}")
+    with explained(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write(file, json.dumps(settings, indent=1) + "\n")
+    return settings
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Routing traces: choices of the routers of any Mixture-of-Experts model.
 
-    routed trace report DIR... [--out=FILE] [--vocabulary=TOKENIZER]     (or python -m routed.trace report ...)
+    routed trace report DIR... [--out=FILE] [--vocabulary=TOKENIZER]
     routed trace capture --model=PATH_OR_NAME --text=FILE... --out=DIR
     routed trace surgery --model=PATH_OR_NAME --text=FILE... --out=DIR
     routed trace import vllm|sglang|megatron|hf|olmoe|npz PATH --out=DIR [--experts=N] [--k=K]
@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from typing import Any
 
 from routed.system import signals
 
@@ -74,11 +75,7 @@ FROM = flags.DEFINE_string(
 VOCABULARY = flags.DEFINE_string(
     "vocabulary", "", "report: words of the token ids: a tokenizer's folder or name, a .model, .json or .txt, or bytes."
 )
-USAGE = (
-    "usage: routed trace report DIR... [--out=FILE] [--vocabulary=TOKENIZER], or routed trace capture|surgery "
-    "--model=PATH_OR_NAME --text=FILE... --out=DIR, or routed trace import FORMAT PATH --out=DIR, or routed trace "
-    "export DIR --out=FILE.npz"
-)
+USAGE = "usage: " + "; ".join(line.strip() for line in __doc__.splitlines() if line.startswith("    routed"))
 #: Flags that only capture and surgery read.
 OF_MODELS = (TEXT, TOKENS, LENGTH, BATCH, ROUTERS, SCORES, REPAIR_TEXT, REPLACE, REPAIR, RATE, DRAWS, SEED, FROM)
 
@@ -143,26 +140,22 @@ def _import(name: str, path: str) -> None:
 
 def _capture() -> None:
     from routed.trace.capture import capture
+
+    model, tokenizer, rows, names, settings = _inputs()
+    source = ", ".join(TEXT.value)
+    given = {"names": names, "vocabulary": tokenizer, "keep_scores": SCORES.value, "source": source}
+    for trace in capture(model, rows, OUT.value, **given, **settings):
+        size = f"{trace.tokens:,} tokens, {len(trace.layers)} layers"
+        files.tell(f"wrote {trace.folder}: {size}; next: routed trace report {trace.folder}")
+
+
+def _inputs() -> tuple[Any, Any, list[Any], list[str], dict[str, Any]]:
+    """Returns the model, its tokenizer, the rows of text with the name of each row's file, and further settings."""
     from routed.trace.model_inputs import load, rows_of
 
     model, tokenizer = load(MODEL.value, TOKENS.value)
-    rows, names = rows_of(TEXT.value, tokenizer, LENGTH.value)
-    traces = capture(
-        model,
-        rows,
-        OUT.value,
-        names=names,
-        vocabulary=tokenizer,
-        batch_size=BATCH.value,
-        routers=ROUTERS.value,
-        k=EXPERTS.value,
-        keep_scores=SCORES.value,
-        name=MODEL.value,
-        source=", ".join(TEXT.value),
-    )
-    for trace in traces:
-        size = f"{trace.tokens:,} tokens, {len(trace.layers)} layers"
-        files.tell(f"wrote {trace.folder}: {size}; next: routed trace report {trace.folder}")
+    settings = {"batch_size": BATCH.value, "routers": ROUTERS.value, "k": EXPERTS.value, "name": MODEL.value}
+    return model, tokenizer, *rows_of(TEXT.value, tokenizer, LENGTH.value), settings
 
 
 def _surgery() -> None:
@@ -170,8 +163,7 @@ def _surgery() -> None:
     from routed.trace.surgery import surgery
     from routed.trace.surgery_page import report
 
-    model, tokenizer = load(MODEL.value, TOKENS.value)
-    rows, names = rows_of(TEXT.value, tokenizer, LENGTH.value)
+    model, tokenizer, rows, names, settings = _inputs()
     source = ", ".join(TEXT.value)
     if REPAIR_TEXT.value:
         repair_rows, _ = rows_of(REPAIR_TEXT.value, tokenizer, LENGTH.value)
@@ -190,12 +182,9 @@ def _surgery() -> None:
         draws=DRAWS.value,
         regret_tokens=REGRET.value,
         seed=SEED.value,
-        batch_size=BATCH.value,
-        routers=ROUTERS.value,
-        k=EXPERTS.value,
         checkpoint=load(FROM.value, BYTES)[0] if FROM.value else None,
-        name=MODEL.value,
         source=source,
+        **settings,
     )
     sentences = report(result, OUT.value)["findings"]
     files.tell("\n".join([*sentences, f"wrote {files.folder(OUT.value) / 'surgery.html'}"]))

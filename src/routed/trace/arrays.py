@@ -11,10 +11,8 @@ import pyarrow as pa
 
 from routed.contracts.ties import highest_of_array
 from routed.trace import checks
-from routed.trace.checks import MOST_EXPERTS, Arrays, as_array, half, refuse, whole
-from routed.trace.format import ROW_GROUP, TOKEN_COLUMNS
-
-__all__ = ["Arrays", "Choices", "as_array", "choices_of", "half", "refuse", "token_table", "top"]
+from routed.trace.checks import MOST_EXPERTS, Arrays, as_array, refuse, whole
+from routed.trace.format import LAYER_COLUMNS, ROW_GROUP, TOKEN_COLUMNS
 
 #: No known model has more layers with routers, or more experts in a layer; more of them than tokens are refused.
 MANY_LAYERS, MANY_EXPERTS = 128, 1024
@@ -31,10 +29,6 @@ class Choices(NamedTuple):
     of_layer: Callable[[int], dict[str, np.ndarray]]
 
 
-#: Argument of `write` -> column of a layer's file.
-_COLUMN = {"scores": "scores", "experts": "expert", "weights": "weight", "kept": "kept"}
-
-
 def choices_of(given: Mapping[str, Arrays], k: Any, num_experts: Any, keep_scores: bool) -> Choices:
     """Returns checked choices from the arrays scores, experts, weights and kept (None where not given).
 
@@ -49,9 +43,10 @@ def choices_of(given: Mapping[str, Arrays], k: Any, num_experts: Any, keep_score
     shapes = _shapes_of(given)
     _check_axes(shapes)
     experts, k = _sizes(given, shapes, k, num_experts)
-    columns = {_COLUMN[name] for name in given} | {"expert"} | ({"weight"} if "experts" not in given else set())
-    columns -= set() if keep_scores else {"scores"}
-    order = tuple(name for name in ("expert", "weight", "kept", "scores") if name in columns)
+    names = {*given, "experts"} | (set() if "experts" in given else {"weights"})
+    columns = {name: column for name, column in LAYER_COLUMNS.items() if name in names}
+    if not keep_scores:
+        columns.pop("scores", None)
 
     def of_layer(layer: int) -> dict[str, np.ndarray]:
         arrays = {name: as_array(array[layer]) for name, array in given.items()}
@@ -68,11 +63,10 @@ def choices_of(given: Mapping[str, Arrays], k: Any, num_experts: Any, keep_score
                 checks.kept(arrays["kept"], layer)
         else:
             arrays["experts"], arrays["weights"] = top(arrays["scores"], k)
-        by_column = {_COLUMN[name]: array for name, array in arrays.items()}
-        return {name: by_column[name] for name in order}
+        return {column: arrays[name] for name, column in columns.items()}
 
     layers, tokens, _ = next(iter(shapes.values()))
-    return Choices(layers, tokens, experts, k, order, of_layer)
+    return Choices(layers, tokens, experts, k, tuple(columns.values()), of_layer)
 
 
 def _shapes_of(given: Mapping[str, Arrays]) -> dict[str, tuple[int, ...]]:

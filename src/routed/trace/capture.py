@@ -15,11 +15,11 @@ import numpy as np
 from absl import logging as log
 
 from routed.system import files
-from routed.trace.arrays import as_array
+from routed.trace.checks import as_array
 from routed.trace.features import MOST_TOKENS, Features
 from routed.trace.format import DESCRIPTION, Trace, read
 from routed.trace.hooks import RouterModule, check_heard, listening, routers_of, weights_of
-from routed.trace.model_inputs import bind_folder, check_ids, check_version
+from routed.trace.model_inputs import batches, bind_folder, check_ids, check_version
 from routed.trace.readers import RouterOutput
 from routed.trace.writing import append, finish, parts_of
 
@@ -125,15 +125,11 @@ def _run(
     outputs: Mapping[str, RouterOutput],
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
     """Returns the arrays of `routed.trace.write` by router, and the features of the tokens `sampled` by router."""
-    import torch
-
     columns: dict[str, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
     features: dict[str, list[np.ndarray]] = defaultdict(list)
-    for first in range(0, len(rows), batch_size):
-        ids = torch.as_tensor(np.stack(rows[first : first + batch_size])).to(model.device)
+    for begin, ids in batches(model, rows, batch_size):
         model(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
         check_heard(modules, outputs)
-        begin = first * len(rows[0])
         here = sampled[(sampled >= begin) & (sampled < begin + ids.numel())] - begin
         for name, output in outputs.items():
             by_column = columns[name]

@@ -90,17 +90,17 @@ class Followed(NamedTuple):
     @property
     def strong(self) -> np.ndarray:
         """Layers that follow: told from chance, and at least `FOLLOWS` of what is possible."""
-        return np.flatnonzero(self._sure & (self.share >= FOLLOWS))
+        return np.flatnonzero(self.sure & (self.share >= FOLLOWS))
 
     @property
     def weak(self) -> np.ndarray:
         """Layers that are told from chance and have less than `FOLLOWS` of what is possible."""
-        return np.flatnonzero(self._sure & (self.share < FOLLOWS))
+        return np.flatnonzero(self.sure & (self.share < FOLLOWS))
 
     @property
     def untold(self) -> np.ndarray:
         """Layers that are not told from chance."""
-        return np.flatnonzero(~self._sure)
+        return np.flatnonzero(~self.sure)
 
     @property
     def top(self) -> int:
@@ -109,7 +109,8 @@ class Followed(NamedTuple):
         return int(chosen[self.beyond[chosen].argmax()])
 
     @property
-    def _sure(self) -> np.ndarray:
+    def sure(self) -> np.ndarray:
+        """`is_told`; no layer is told from chance if the trace has no intervals."""
         return np.zeros(len(self.value), bool) if self.is_told is None else self.is_told
 
 
@@ -119,8 +120,7 @@ def followed(table: pd.DataFrame, number: str, most: np.ndarray | float = np.inf
     if not len(rows):
         return None
     can = rows.told.notna().all()
-    values = (rows[column].to_numpy(float) for column in ("value", "chance", "hash"))
-    value, chance, hashed = values
+    value, chance, hashed = (rows[column].to_numpy(float) for column in ("value", "chance", "hash"))
     limit = np.broadcast_to(np.asarray(most, float), value.shape)
     return Followed(value, chance, limit, hashed, np.array([*rows.told], bool) if can else None)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 from scipy.cluster import hierarchy
 
+from routed.analysis import plots, wording
 from routed.analysis.plots import Axis, Chart, Panel, Point, Series
 from routed.analysis.plots.frame import COLOURS
 from routed.analysis.plots.pictures import Scheme
@@ -18,7 +20,7 @@ from routed.analysis.statistics import Estimate
 from routed.metrics import information
 from routed.trace.analysis import Analysis
 from routed.trace.evidence import short_names
-from routed.trace.numbers import COLUMNS
+from routed.trace.numbers import NUMBERS
 
 #: Labels of a map, the most frequent ones; layers that have a map; experts of a map of pairs.
 LABELS, MAPS, EXPERTS = 24, 3, 128
@@ -65,6 +67,14 @@ def beside(analysis: Analysis, numbers: Collection[str]) -> list[Drawn]:
     return drawn
 
 
+def embedded(figures: Iterable[Drawn]) -> list[dict[str, Any]]:
+    """Returns figures for a template: name, caption, and the chart as inline SVG."""
+    return [
+        {"name": name, "caption": caption, "svg": Markup(wording.unique_ids(plots.svg(figure), name))}
+        for name, figure, caption in figures
+    ]
+
+
 def layer_axis(layers: Sequence[str], reverse: bool = False, grid: bool = True) -> Axis:
     """Returns an axis of layers with at most eight ticks: short names, or numbers."""
     step = -(-len(layers) // 8)
@@ -107,14 +117,12 @@ def _number(analysis: Analysis, name: str) -> Panel:
     """Returns the panel of one number over layers."""
     rows, layers = analysis.table[analysis.table.number == name], analysis.trace.layers
     base, _, code = name.partition(".")
-    column = COLUMNS.get(base) or COLUMNS[name.partition("_")[0]]
     labels = {
         "table": f"choices that a table by {code} names (share)",
         "mi": f"I(expert; {code}) (nats)",
         "given": f"I(expert; {code} | token id) (nats)",
     }
-    capacity = " at capacity 1.25" if name == "dropped_1.25" else ""
-    label = labels.get(base, column.label.replace("\n", " ") + capacity)
+    label = labels.get(base) or NUMBERS[name]
     panel = Panel(layer_axis(layers), Axis("\n".join(textwrap.wrap(label, 26))), width=210, height=150)
     panel.means(CHANCE, points_of(rows, layers, rows.chance), joined=True)
     if rows.hash.notna().any():
@@ -231,7 +239,7 @@ def _churn(analysis: Analysis) -> Iterator[Drawn]:
     if not len(analysis.churn):
         return
     layers = analysis.trace.layers
-    panel = Panel(layer_axis(layers), Axis(COLUMNS["churn"].label), width=360, height=210)
+    panel = Panel(layer_axis(layers), Axis(NUMBERS["churn"]), width=360, height=210)
     for i, ((before, after), rows) in enumerate(analysis.churn.groupby(["before", "after"], sort=False)):
         series = Series(f"{before} to {after}", COLOURS[i % len(COLOURS)])
         panel.means(series, points_of(rows, layers), joined=True)

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
+from routed.analysis.wording import paragraphs
 from routed.metrics import information
 from routed.trace.analysis import Analysis
 from routed.trace.evidence import NAMED, Followed, among, followed, short_names
-from routed.trace.sentences import paragraphs
 
 #: Share of a number above which a hash of the token id counts as good as the router.
 AS_GOOD = 0.8
@@ -67,7 +66,7 @@ def _said(kind: str, analysis: Analysis, *numbers: str, **values: Any) -> Findin
     def layers(indices: Any) -> str:
         return among(np.atleast_1d(indices).tolist(), names)
 
-    first, *more = paragraphs("findings.j2", kind=kind, layers=layers, analysis=analysis, **values)
+    first, *more = paragraphs("trace/findings.j2", kind=kind, layers=layers, analysis=analysis, **values)
     return Finding(first, " ".join(more), numbers)
 
 
@@ -161,9 +160,5 @@ def _churn(analysis: Analysis) -> Iterator[Finding]:
             chance=float(rows.chance.iloc[top]),
             renumbered=renumbered[top] if changed[top] - renumbered[top] > 0.05 else None,
             renumbered_chance=1 - float(rows.alike_chance.iloc[top]),
-            router_alone=_known(rows.router_alone.iloc[top]),
+            router_alone=float(rows.router_alone.iloc[top]),
         )
-
-
-def _known(value: float) -> float | None:
-    return None if pd.isna(value) else float(value)

@@ -11,7 +11,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,8 @@ STRIPE = 1 << 19
 DESCRIPTION, TOKENS, LAYER_FILE = "trace.json", "tokens.parquet", "layer_{:02d}.parquet"
 #: Words of the token ids, where a vocabulary was given.
 WORDS = "words.parquet"
+#: Argument of `write` -> column of a layer's file, in the order of the file.
+LAYER_COLUMNS = {"experts": "expert", "weights": "weight", "kept": "kept", "scores": "scores"}
 #: Columns of tokens.parquet that are not labels.
 TOKEN_COLUMNS = ("sequence", "position", "token")
 
@@ -56,7 +58,6 @@ class Trace(NamedTuple):
     model: str = ""
     source: str = ""
     step: int | None = None
-    rule: Mapping[str, Any] = {}
     has_features: bool = False
     has_positions: bool = False
 
@@ -133,11 +134,11 @@ def _parse(path: pathlib.Path) -> tuple[Trace, Mapping[str, str] | None]:
         for name in ("has_ids", "has_sequences", "has_features", "has_positions"):
             if type(content.get(name, False)) is not bool:
                 checks.refuse(f"{name}={content[name]!r}: must be true or false")
-        for name, kind in (("layers", list), ("labels", list), ("held", list), ("rule", dict), ("digests", dict)):
+        for name, kind in (("layers", list), ("labels", list), ("held", list), ("digests", dict)):
             if not isinstance(content.get(name, kind()), kind) and (name, stored) != ("digests", None):
                 checks.refuse(f"{name} has another type than {kind.__name__}")
         layers, columns = checks.names("layers", content["layers"]), checks.names("held", content["held"])
-        if not layers or "expert" not in columns or not set(columns) <= {"expert", "weight", "kept", "scores"}:
+        if not layers or "expert" not in columns or not {*columns} <= {*LAYER_COLUMNS.values()}:
             checks.refuse(
                 f"layers {list(layers)} and held {list(columns)}: one layer and the column expert are the least"
             )
@@ -155,7 +156,6 @@ def _parse(path: pathlib.Path) -> tuple[Trace, Mapping[str, str] | None]:
             model=checks.text("model", content.get("model", "")),
             source=checks.text("source", content.get("source", "")),
             step=None if content.get("step") is None else checks.whole("step", content["step"], -(2**63), 2**63 - 1),
-            rule=content.get("rule", {}),
             has_features=content.get("has_features", False),
             has_positions=content.get("has_positions", False),
         )

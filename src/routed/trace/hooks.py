@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from routed.contracts import UserError
-from routed.trace.arrays import as_array
+from routed.trace.checks import as_array
 from routed.trace.readers import ROUTERS, RouterOutput, choices_in, highest
 
 #: Names of a router beside its block's `experts` in transformers.
@@ -181,18 +181,6 @@ def check_heard(routers: Mapping[str, RouterModule], outputs: Mapping[str, Route
     if silent := [name for name in routers if name not in outputs]:
         advice = "name the routers that text passes with --routers=REGEX --k=K"
         raise UserError(f"{silent[0]} is not called when the model reads text: {advice}")
-
-
-@contextlib.contextmanager
-def hooked(hooks: Mapping[str, tuple[Any, Callable[..., Any]]]) -> Iterator[None]:
-    """Registers forward hooks (module, hook), which get keyword arguments too, and removes them at the end."""
-    handles = []
-    try:
-        handles += [module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks.values()]
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def weights_of(module: Any) -> tuple[np.ndarray, np.ndarray | None] | None:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from routed.contracts import UserError
-from routed.trace.arrays import as_array
-from routed.trace.hooks import RouterModule, check_heard, choice_bias, hooked, listening
+from routed.trace.checks import as_array
+from routed.trace.hooks import RouterModule, check_heard, choice_bias, listening
 from routed.trace.readers import RouterOutput
 from routed.trace.replacements import Batch, Router
 
@@ -33,28 +33,22 @@ def replacing(
     from routed.trace.router_scores import REPLACED
 
     current: dict[str, Any] = {}
-    hooks, parameters = dict[str, Any](), list[Any]()
-    for name, router in routers.items():
-        start = router.start.items()
-        params = {key: torch.tensor(value, dtype=torch.float32, device=model.device) for key, value in start}
-        parameters += params.values()
-        hooks[name] = modules[name].module, functools.partial(_replace, name, modules[name], router, params, current)
-    try:
-        with hooked(hooks):
-            yield parameters, current
-    finally:
-        for name in routers:
-            REPLACED.pop(modules[name].module, None)
+    parameters = list[Any]()
+    with contextlib.ExitStack() as hooks:
+        for name, router in routers.items():
+            start, module = router.start.items(), modules[name].module
+            params = {key: torch.tensor(value, dtype=torch.float32, device=model.device) for key, value in start}
+            parameters += params.values()
+            hook = functools.partial(_replace, name, modules[name], router, params, current)
+            hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            hooks.callback(REPLACED.pop, module, None)
+        yield parameters, current
 
 
 def _replace(
     name: str, trained: RouterModule, router: Router, params: Mapping[str, Any], current: Mapping[str, Any], *call: Any
 ) -> Any:
-    """Returns what a router's module returns for the scores of `router`; `call` is (module, args, kwargs, output).
-
-    Raises:
-      UserError: the scores come from no linear map, or the module's k cannot be set.
-    """
+    """Returns what a router's module returns for the scores of `router`; `call` is (module, args, kwargs, output)."""
     import torch
 
     from routed.trace.router_scores import output_with
@@ -78,11 +72,7 @@ def _replace(
 
 @contextlib.contextmanager
 def _with_k(module: Any, k: int) -> Iterator[None]:
-    """Sets a module's experts per token (0: its own).
-
-    Raises:
-      UserError: the module does not choose them, or has no rule for this number.
-    """
+    """Sets a module's experts per token (0: its own)."""
     if not k:
         yield
         return
@@ -151,10 +141,7 @@ def has_constant_weights(
     """True if the experts' weights do not depend on the scale of scores, as with one expert whose weight is 1."""
 
     def halved(router: Router) -> Router:
-        def scores(params: Mapping[str, Any], batch: Batch) -> Any:
-            return 0.5 * router.scores(params, batch)
-
-        return router._replace(scores=scores)
+        return router._replace(scores=lambda params, batch: 0.5 * router.scores(params, batch))
 
     first, _ = choices_of(model, modules, routers, row)
     second, _ = choices_of(model, modules, {name: halved(router) for name, router in routers.items()}, row)

@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from absl import logging as log
 
 from routed.contracts import UserError
 from routed.system import files
 from routed.trace.engines import choices_of, records
-from routed.trace.tensors import from_bfloat16
 
 
 class Record(NamedTuple):
@@ -112,9 +112,9 @@ def _read_scores(record: Record) -> np.ndarray:
     file, offset, shape = record.scores
     count = shape[0] * shape[1]
     try:
-        bits = np.fromfile(file, "<u2", count, offset=offset)
+        scores = np.fromfile(file, jnp.bfloat16, count, offset=offset)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({(error.strerror or str(error)).lower()})") from error
-    if len(bits) != count:
+    if len(scores) != count:
         raise UserError(f"{file} is cut: {count} numbers at {offset} are not there")
-    return from_bfloat16(bits).reshape(shape)
+    return scores.astype(np.float32).reshape(shape)

@@ -6,9 +6,8 @@ A killed command continues in its folder, and a different command is refused.
 from __future__ import annotations
 
 import hashlib
-import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,6 +121,14 @@ def halves(rows: Sequence[np.ndarray], names: Sequence[str]) -> tuple[list[np.nd
     return first, second
 
 
+def batches(model: Any, rows: Sequence[np.ndarray], size: int) -> Iterator[tuple[int, Any]]:
+    """Yields the number of a batch's first token, and the token ids [size, N] of its rows, on the model's device."""
+    import torch
+
+    for begin in range(0, len(rows), size):
+        yield begin * len(rows[0]), torch.as_tensor(np.stack(rows[begin : begin + size])).to(model.device)
+
+
 def check_ids(model: Any, rows: Sequence[np.ndarray]) -> None:
     """Refuses token ids of another tokenizer, which the model's lookup would answer with a traceback.
 
@@ -142,12 +149,7 @@ def bind_folder(file: pathlib.Path, model: Any, rows: Sequence[np.ndarray], sett
     """
     digests = {"weights": digest_of_model(model), "class": type(model).__name__, "text": digest_of_rows(rows)}
     settings = settings | digests | {"rows": len(rows)}
-    with files.explained(file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    if not file.exists():
-        files.write(file, json.dumps(settings, indent=1) + "\n")
-        return
-    before = json.loads(file.read_text("utf-8"))
+    before = files.remember(file, settings)
     for key, value in settings.items():
         if before.get(key) != value:
             difference = f"{file.parent} holds a {file.stem} with {key}={before.get(key)}, now {value}"

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Column
 from routed.metrics import information
 from routed.metrics.load import DEAD_SHARE, DEAD_TOKENS
 from routed.trace.counts import BATCH, FACTORS, Counts, capacity
@@ -32,24 +31,25 @@ class Number(NamedTuple):
     chance: float
 
 
-#: Name -> display of a number; for labels and codes the part of the name before the first dot.
-COLUMNS: dict[str, Column] = {
-    "load_max": Column("largest load\n(1 = balanced)", bounds=AT_LEAST_1),
-    "experts_used": Column("effective experts\n(exp of the load's entropy)", bounds=AT_LEAST_1),
-    "dead": Column("share of dead experts", bounds=SHARE),
-    "dropped": Column("share of assignments dropped", bounds=SHARE),
-    "entropy_token": Column("entropy of a token's\nprobabilities (nats)", bounds=AT_LEAST_0),
-    "confidence": Column("largest probability of a token", bounds=SHARE),
-    "margin": Column("probability between\nranks k and k + 1", bounds=SHARE),
-    "weight_first": Column("largest weight of a token", bounds=AT_LEAST_0),
-    "weight_all": Column("sum of a token's weights", bounds=AT_LEAST_0),
-    "table": Column("share of choices\nthat a table names", bounds=SHARE),
-    "mi": Column("information of experts (nats)", bounds=AT_LEAST_0),
-    "given": Column("information beyond the token id (nats)", bounds=AT_LEAST_0),
-    "pairs": Column("dependence of a token's\nexperts (nats a pair)", bounds=AT_LEAST_0),
-    "next": Column("information of the next layer's\nfirst expert (nats)", bounds=AT_LEAST_0),
-    "alike": Column("equal first choices of this\nand the next layer", bounds=SHARE),
-    "churn": Column("share of experts that changed", bounds=SHARE),
+#: Name -> label of a number; for labels and codes the part of the name before the first dot.
+NUMBERS = {
+    "load_max": "largest load (1 = balanced)",
+    "experts_used": "effective experts (exp of the load's entropy)",
+    "dead": "share of dead experts",
+    "dropped": "share of assignments dropped",
+    "dropped_1.25": "share of assignments dropped at capacity 1.25",
+    "entropy_token": "entropy of a token's probabilities (nats)",
+    "confidence": "largest probability of a token",
+    "margin": "probability between ranks k and k + 1",
+    "weight_first": "largest weight of a token",
+    "weight_all": "sum of a token's weights",
+    "table": "share of choices that a table names",
+    "mi": "information of experts (nats)",
+    "given": "information beyond the token id (nats)",
+    "pairs": "dependence of a token's experts (nats a pair)",
+    "next": "information of the next layer's first expert (nats)",
+    "alike": "equal first choices of this and the next layer",
+    "churn": "share of experts that changed",
 }
 
 #: Start of a number's name -> what other tools call it, or how theirs is made of it.
@@ -72,21 +72,6 @@ def common_name(number: str) -> str:
     """Returns what other tools call a number, or nothing."""
     starts = [start for start in COMMON if number.startswith(start) and number != "mi.position"]
     return COMMON[max(starts, key=len)] if starts else ""
-
-
-#: Name of a number -> its common name, and how the common number is made of ours.
-ALIASES: dict[str, tuple[str, str]] = {
-    "load_max": ("MaxVio", "load_max - 1"),
-    "experts_used": ("normalised load entropy", "log(experts_used) / log(E)"),
-    "dead": ("dead or inactive experts", "the same"),
-    "dropped": ("token drop rate", "the same"),
-    "entropy_token": ("routing entropy", "the same, in nats"),
-    "confidence": ("routing confidence, top-1 probability", "the same"),
-    "table": ("vocabulary specialisation", "table.token, beside a table of the other half of the text"),
-    "mi": ("domain specialisation", "mi.LABEL is its sum over experts and labels, in nats"),
-    "pairs": ("co-activation", "nats beyond what the loads give, instead of a share for each pair"),
-    "churn": ("router saturation", "1 - churn, with the last checkpoint as the second"),
-}
 
 
 def bootstrap_weights(groups: int, seed: int = 0) -> np.ndarray | None:

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from routed.contracts import UserError
-from routed.trace.arrays import as_array
+from routed.trace.checks import as_array
 from routed.trace.hooks import RouterModule, listening
 from routed.trace.hooks_replace import replacing
-from routed.trace.replacements import Router, Site
-from routed.trace.subsets import DROPPED
+from routed.trace.replacements import DROPPED, Router, Site
 
 #: Most choices that a token tries; of more, so many are drawn.
 MOST = 256
@@ -108,12 +107,13 @@ class _Token:
         import torch
 
         self.model, self.layer, self.site = model, layer, site
+        self.bias = None if site.trained is None else site.trained.bias
         self.modules = {layer: modules[layer]}
         ids = torch.as_tensor(rows).to(model.device)
         self.ids, self.targets = ids[:, position : position + 1], ids[:, position + 1]
         with torch.no_grad():
             whole = model(input_ids=ids[:, : position + 1], use_cache=False).logits[:, -1]
-            self.whole = as_array(self._nats(whole, self.targets))
+            self.whole = as_array(_nats(whole, self.targets))
             output = model(input_ids=ids[:, :position], use_cache=True)
         # The name that this release of transformers has for it.
         self.cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
@@ -131,15 +131,13 @@ class _Token:
 
     def with_experts(self, tries: np.ndarray) -> np.ndarray:
         """Returns the losses [B, A] with ordered experts [B, A, k]; NaN where the model's rule took others."""
-        parts = [self._tried(tries[:, begin : begin + COPIES]) for begin in range(0, tries.shape[1], COPIES)]
+        has_bias, parts = self.bias is not None, list[np.ndarray]()
+        for begin in range(0, tries.shape[1], COPIES):
+            some = tries[:, begin : begin + COPIES]
+            losses, taken = self.with_scores(moved(self.scores, self.experts, some, alone=has_bias), None)
+            same = np.sort(taken, -1) == np.sort(some, -1)
+            parts.append(np.where(same.all(-1), losses, np.nan))
         return np.concatenate(parts, axis=1)
-
-    def _tried(self, tries: np.ndarray) -> np.ndarray:
-        bias = None if self.site.trained is None else self.site.trained.bias
-        scores = moved(self.scores, self.experts, tries, alone=bias is not None)
-        losses, taken = self.with_scores(scores, None)
-        same = np.sort(taken, -1) == np.sort(tries, -1)
-        return np.where(same.all(-1), losses, np.nan)
 
     def with_scores(self, scores: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns the losses [B, A] with given scores [B, A, E] and choosing bias, and the experts taken [B, A, k]."""
@@ -164,12 +162,13 @@ class _Token:
             cache.batch_repeat_interleave(copies)
             ids = self.ids.repeat_interleave(copies, 0)
             logits = self.model(input_ids=ids, use_cache=True, **{self.cache: cache}).logits[:, -1]
-            return as_array(self._nats(logits, self.targets.repeat_interleave(copies, 0))).reshape(-1, copies)
+            return as_array(_nats(logits, self.targets.repeat_interleave(copies, 0))).reshape(-1, copies)
 
-    def _nats(self, logits: Any, targets: Any) -> Any:
-        import torch
 
-        return torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+def _nats(logits: Any, targets: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
 
 
 def _of_batch(
@@ -180,12 +179,12 @@ def _of_batch(
     each = [tries.choices, tries.random, tries.hashed, tries.table]
     ends = np.cumsum([part.shape[1] for part in each])[:-1]
     losses, by_chance, hashed, table = np.split(token.with_experts(np.concatenate(each, axis=1)), ends, axis=1)
-    as_is, bias = token.as_is, None if token.site.trained is None else token.site.trained.bias
-    sharpened, _ = token.with_scores(SHARPENED * token.scores[:, None], bias)
+    as_is = token.as_is
+    sharpened, _ = token.with_scores(SHARPENED * token.scores[:, None], token.bias)
     after = np.full(len(as_is), np.nan)
     if "kernel" in repaired:
         scores = token.features @ repaired["kernel"] + repaired.get("offset", np.float32(0))
-        after = token.with_scores(scores[:, None], bias)[0][:, 0]
+        after = token.with_scores(scores[:, None], token.bias)[0][:, 0]
     allowed = np.where(np.isnan(losses), np.inf, losses)  # the choice as it is comes in below
     return {
         "as_is": as_is,

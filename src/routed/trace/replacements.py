@@ -35,6 +35,11 @@ class Linear(NamedTuple):
     offset: np.ndarray | None
     bias: np.ndarray | None
 
+    def renumbered(self, source: np.ndarray) -> Linear:
+        """Returns the router whose expert e has the weights of expert source[e]."""
+        offset, bias = (None if part is None else part[source] for part in (self.offset, self.bias))
+        return Linear(self.kernel[:, source], offset, bias)
+
 
 class Companion(NamedTuple):
     """A router of another model: its features [T, D] of token ids [T], and its weights, numbered as the site's."""
@@ -96,6 +101,8 @@ class Replacement(NamedTuple):
 
 
 NOT_LINEAR = "the router is not a linear map of its input, so it has no weights to take"
+#: Score of an expert that no rule chooses: its weight is 0 for a softmax and for a sigmoid.
+DROPPED = -1e4
 
 
 def linear_scores(params: Params, batch: Batch) -> Tensor:
@@ -124,8 +131,7 @@ def shuffled(site: Site, random: np.random.Generator) -> Router | str:
     source[np.roll(cycle, -1)] = cycle  # expert e gets the scores of expert source[e]
     if site.trained is None:
         return Router(lambda params, batch: batch.scores[:, source.tolist()])
-    kernel, offset, bias = site.trained
-    return linear(Linear(kernel[:, source], *(None if part is None else part[source] for part in (offset, bias))))
+    return linear(site.trained.renumbered(source))
 
 
 def random_weights(site: Site, random: np.random.Generator) -> Router | str:
@@ -203,3 +209,15 @@ def kmeans(site: Site, random: np.random.Generator) -> Router | str:
     offset = -(centres**2).sum(1)
     factor, shift = as_sharp(2 * site.features @ centres.T + offset, site)
     return linear(Linear(2 * factor * centres.T, factor * offset + shift, None))
+
+
+def of_companion(site: Site, random: np.random.Generator) -> Router | str:
+    """Returns the router of the other model, on the features that it has there."""
+    if site.companion is None:
+        return "the other model has no router of that name with as many experts (--router_from)"
+    features, weights = site.companion
+
+    def scores(params: Params, batch: Batch) -> Tensor:
+        return linear_scores(params, batch._replace(features=features(batch.ids)))
+
+    return linear(weights)._replace(scores=scores)

@@ -15,18 +15,17 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from routed.analysis import wording
 from routed.system import files
 from routed.trace.analysis import Analysis
 from routed.trace.analysis import analyse as analyse_traces
-from routed.trace.arrays import Arrays
+from routed.trace.checks import Arrays
 from routed.trace.counts import BATCH
 from routed.trace.evidence import PERMUTATIONS, followed, short_names
-from routed.trace.figures import beside, draw
+from routed.trace.figures import beside, draw, embedded
 from routed.trace.findings import Row, findings, overview
 from routed.trace.format import Trace, describe, read, token_column
-from routed.trace.numbers import COLUMNS, common_name
-from routed.trace.pages import embedded, page_of
-from routed.trace.sentences import paragraphs
+from routed.trace.numbers import NUMBERS, common_name
 from routed.trace.view import view_of
 from routed.trace.words import load as load_words
 from routed.trace.words import words_of
@@ -75,9 +74,10 @@ def report(
     results = findings(analysis)
     shown = [embedded(beside(analysis, finding.numbers)) for finding in results]
     sentences = [f"{finding.text} {finding.more}".strip() for finding in results]
-    content = page_of(
-        "report.html",
-        draw(analysis, without=[number for finding in results for number in finding.numbers]),
+    drawn = draw(analysis, without=[number for finding in results for number in finding.numbers])
+    content = wording.render(
+        "trace/report.html",
+        figures=embedded(drawn),
         title=f"Routing of {trace.model or trace.folder.resolve().name}",
         source=trace.source,
         trace=trace,
@@ -143,7 +143,7 @@ def label_of(name: str) -> str:
         "mi": f"I(expert; {code}), nats",
         "given": f"I(expert; {code} | token id), nats",
     }
-    return labels.get(base) or COLUMNS[base].label.replace("\n", " ")
+    return labels.get(base) or NUMBERS[base]
 
 
 def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -162,9 +162,8 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _cells(row: Row) -> dict[str, Any]:
     """Returns a row of the overview for the template: a share in percent for each layer, or None: not told."""
-    sure = np.zeros(len(row.layers.value), bool) if row.layers.is_told is None else row.layers.is_told
-    shares = [round(100 * float(share)) if yes else None for share, yes in zip(row.layers.share, sure, strict=True)]
-    return {"name": row.name, "shares": shares}
+    both = zip(row.layers.share, row.layers.sure, strict=True)
+    return {"name": row.name, "shares": [round(100 * float(share)) if sure else None for share, sure in both]}
 
 
 def _number(value: float) -> str:
@@ -189,8 +188,8 @@ def _as_html(table: pd.DataFrame) -> Markup:
 def unsaid(analysis: Analysis) -> list[str]:
     """Returns sentences on the questions that this trace cannot answer, with what would answer them."""
     trace = analysis.trace
-    return paragraphs(
-        "unsaid.j2",
+    return wording.paragraphs(
+        "trace/unsaid.j2",
         trace=trace,
         has_positions="position" in analysis.tokens.codes,
         lacks_order=analysis.between is None and len(trace.layers) > 1,

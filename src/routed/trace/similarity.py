@@ -56,13 +56,8 @@ def by_chance(table: Num[np.ndarray, "E E"], draws: int = DRAWS, seed: int = 0) 
 
 def together(old: Int[np.ndarray, "T k"], new: Int[np.ndarray, "T k"], experts: int) -> Int[np.ndarray, "E E"]:
     """Returns the number of tokens with expert e among their old experts and f among their new; -1 is no expert."""
-    table = np.zeros((experts, experts), np.int64)
-    for i in range(old.shape[1]):
-        for j in range(new.shape[1]):
-            real = (old[:, i] >= 0) & (new[:, j] >= 0)
-            key = old[real, i].astype(np.int64) * experts + new[real, j]
-            table += np.bincount(key, minlength=experts**2).reshape(experts, experts)
-    return table
+    pairs = [(column[column >= 0], new[column >= 0]) for column in old.T]
+    return np.sum([information.joint(expert, others, experts, experts) for expert, others in pairs], axis=0)
 
 
 def routers(trace: Trace, seed: int = 0) -> tuple[Float[np.ndarray, "L L"], Float[np.ndarray, " L"]]:
@@ -102,7 +97,7 @@ def router_alone(traces: Sequence[Trace], layer: int) -> float:
     if not np.array_equal(tokens, other_tokens) or old_kernel.shape != kernel.shape:
         return float("nan")
     old, new = top(values @ old_kernel + old_offset, after.k)[0], top(values @ kernel + offset, after.k)[0]
-    return 1 - float((old[:, :, None] == new[:, None]).any(2).mean())
+    return 1 - float(common(old, new).sum() / old.size)
 
 
 class Between(NamedTuple):
@@ -163,22 +158,19 @@ def _first_experts(
     ]
     firsts = (tuple(_first(*arrays) for arrays in by_layer) for by_layer in zip(*readers, strict=True))
     for here, first in with_slices(firsts):
-        # A slice instead of a mask where all tokens have a first expert: it copies nothing.
-        has: list[Any] = [slice(None) if (expert >= 0).all() else expert >= 0 for expert in first]
-        complete = all(isinstance(mask, slice) for mask in has)
         group, order = tokens.group[here].astype(np.int64) % groups, shuffle_within(tokens.sequence[here], random)
+        # A token without a first expert gets a row of its own, which no table keeps.
+        row = [np.where(expert < 0, experts, expert) for expert in first]
         for i, j in joint:
-            both: Any = slice(None) if complete else (first[i] >= 0) & (first[j] >= 0)
-            key = first[i][both] * experts + first[j][both]
-            if j == i + 1:
-                keys = group[both] * experts**2 + key
-                counts = np.bincount(keys, minlength=by_group[i].size).reshape(by_group[i].shape)
-                accumulate(by_group[i], counts)
-                accumulate(joint[i, j], counts.sum(0))
-                after = first[j][order][has[i], None]
-                accumulate(shuffled[i], information.joint(first[i][has[i]], after, experts, experts))
-            else:
-                accumulate(joint[i, j], np.bincount(key, minlength=experts**2).reshape(experts, experts))
+            other = first[j][:, None]
+            if j > i + 1:
+                accumulate(joint[i, j], information.joint(row[i], other, experts + 1, experts)[:-1])
+                continue
+            rows_by_group = information.joint(group * (experts + 1) + row[i], other, groups * (experts + 1), experts)
+            counts = rows_by_group.reshape(groups, experts + 1, experts)[:, :-1]
+            accumulate(by_group[i], counts)
+            accumulate(joint[i, j], counts.sum(0))
+            accumulate(shuffled[i], information.joint(row[i], other[order], experts + 1, experts)[:-1])
     return joint, by_group, shuffled
 
 
@@ -244,8 +236,8 @@ def _between(before: Trace, after: Trace, layer: int, tokens: Tokens, weights: n
         group, assigned = tokens.group[here], (old >= 0).sum(1)
         shuffled = new[np.random.default_rng(layer).permutation(len(new))]
         sums.add("assigned", group, assigned)
-        sums.add("changed", group, assigned - _common(old, new))
-        sums.add("changed_by_chance", group, assigned - _common(old, shuffled))
+        sums.add("changed", group, assigned - common(old, new))
+        sums.add("changed_by_chance", group, assigned - common(old, shuffled))
         table += together(old, new, before.experts)
     total = max(sums["assigned"].sum(), 1)
     number = ratio(sums["changed"], sums["assigned"], weights, float(sums["changed_by_chance"].sum() / total))
@@ -258,9 +250,9 @@ def _between(before: Trace, after: Trace, layer: int, tokens: Tokens, weights: n
     }
 
 
-def _common(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+def common(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """Returns the number of experts of each token that are chosen again."""
-    common = np.zeros(len(old), np.int64)
+    again = np.zeros(len(old), np.int64)
     for expert in old.T[:, :, None]:
-        common += ((expert == new) & (expert >= 0)).any(1)
-    return common
+        again += ((expert == new) & (expert >= 0)).any(1)
+    return again

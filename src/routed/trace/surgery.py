@@ -19,8 +19,7 @@ from absl import logging as log
 
 from routed.contracts import UserError
 from routed.system import files
-from routed.trace.arrays import as_array
-from routed.trace.companions import companions_of
+from routed.trace.checks import as_array
 from routed.trace.features import read_npz, write_npz
 from routed.trace.hooks import RouterModule, routers_of
 from routed.trace.hooks_replace import Repair, check_rules, has_constant_weights, losses_of, repair, replacing
@@ -28,7 +27,7 @@ from routed.trace.kinds import EVERY, TRAINED
 from routed.trace.model_inputs import bind_folder, check_ids, check_version, digest_of_model, digest_of_rows
 from routed.trace.regret import RegretSettings, regret_of
 from routed.trace.replacements import NOT_LINEAR, Router, Site
-from routed.trace.sites import linear_weights, sites_of
+from routed.trace.sites import companions_of, linear_weights, sites_of
 from routed.trace.surgery_jobs import ALL, Job, SurgeryResult, jobs_of, repair_steps_of, replacements_of
 
 #: Why a replaced router has no loss although the model ran: a loss of 0 would say that routers are worth nothing.
@@ -114,11 +113,7 @@ def surgery(
 def _sorted(
     outcomes: Mapping[Job, tuple[np.ndarray, str]], folder: pathlib.Path
 ) -> tuple[dict[Job, np.ndarray], dict[Job, str]]:
-    """Returns the losses of the jobs that have some, and the reasons of the others.
-
-    Raises:
-      UserError: the model as it is has no loss.
-    """
+    """Returns the losses of the jobs that have some, and the reasons of the others."""
     if reason := outcomes[Job(ALL, "")][1]:
         advice = f"remove {folder} and look at model and text"
         raise UserError(f"the model as it is has no loss to compare with: {reason}; {advice}")
@@ -184,11 +179,7 @@ def _run(operation: _Operation, jobs: Sequence[Job], seconds_per_row: float) -> 
 
 
 def _read(path: pathlib.Path, *names: str) -> dict[str, np.ndarray]:
-    """Returns the arrays of a job's file, which has at least these names.
-
-    Raises:
-      UserError: the file is damaged.
-    """
+    """Returns the arrays of a job's file, which has at least these names."""
     try:
         arrays = read_npz(path)
         if missing := [name for name in names if name not in arrays]:

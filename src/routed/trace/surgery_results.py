@@ -1,4 +1,4 @@
-"""Results of a surgery as a table, and as values for the sentences of surgery_findings.j2 and surgery_unsaid.j2."""
+"""Results of a surgery and of regret as tables, and as values for surgery_findings.j2 and surgery_unsaid.j2."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from routed.trace.kinds import EVERY, TRAINED
+from routed.analysis.wording import paragraphs
+from routed.trace.kinds import CHOICES, EVERY, SHARES, SUBSETS, TRAINED, name_of
 from routed.trace.numbers import bootstrap_weights, ratio
-from routed.trace.regret_results import summary as regret_summary
-from routed.trace.sentences import paragraphs
-from routed.trace.subsets import CHOICES, SHARES, SUBSETS, name_of
+from routed.trace.regret import SHARPENED
 from routed.trace.surgery_jobs import ALL, SurgeryResult
 from routed.trace.tokens import GROUPS
 
@@ -22,6 +21,15 @@ COLUMNS = (
     *("place", "router", "repaired", "draws", "loss", "loss_low", "loss_high", "against"),
     *("lost", "low", "high", "spread", "kept", "kept_low", "kept_high", "reason"),
 )
+#: Column of losses -> label of the router, in the order of the page.
+REGRET_ROUTERS = {
+    "as_is": "the trained router",
+    "repaired": "the trained router, repaired",
+    "sharpened": f"the trained router, scores times {SHARPENED:g}",
+    "table": "table by token id, from other text",
+    "hash": "hash of the token id",
+    "random": "a random choice",
+}
 
 
 def groups_of(rows: int) -> int:
@@ -103,7 +111,7 @@ def findings(result: SurgeryResult, worth: pd.DataFrame, regret: pd.DataFrame) -
         if name not in (NOISE, TRAINED, *SUBSETS) and (plain := measured(worth, ALL, name)) is not None
     ]
     return paragraphs(
-        "surgery_findings.j2",
+        "trace/surgery_findings.j2",
         result=result,
         loss=_with_interval("{:.4g}", float(first.loss), first.loss_low, first.loss_high),
         noise=measured(worth, ALL, NOISE),
@@ -166,7 +174,7 @@ def unsaid(result: SurgeryResult, worth: pd.DataFrame, regret: pd.DataFrame) -> 
         layers = "" if ALL in set(rows.place) else ", ".join(rows.place)
         failures.append({"label": EVERY[name].label, "repaired": steps > 0, "layers": layers, "reason": reason})
     return paragraphs(
-        "surgery_unsaid.j2",
+        "trace/surgery_unsaid.j2",
         result=result,
         rows=len(next(iter(result.losses.values()))),
         has_drawn=any(EVERY[name].drawn for name in worth.router if name),
@@ -174,3 +182,64 @@ def unsaid(result: SurgeryResult, worth: pd.DataFrame, regret: pd.DataFrame) -> 
         regret=regret_summary(regret),
         without_regret={layer: text for layer, text in result.regret.items() if isinstance(text, str)},
     )
+
+
+def regret_table(result: SurgeryResult) -> pd.DataFrame:
+    """Returns a row for each layer and router: its regret in nats, and shares of it, with intervals over rows.
+
+    The regret of a router is the mean of (loss of the token with its choice) - (least loss of all tries). `recovered`
+    is the share of the trained router's regret that the router does not have. `best` is the share of tokens for which
+    no try was better than the trained choice. `half` is the regret that half of the tries would show.
+    """
+    lines = list[dict[str, Any]]()
+    for layer, losses in result.regret.items():
+        if isinstance(losses, str):
+            continue
+        _, group = np.unique(losses["group"], return_inverse=True)
+        weights = bootstrap_weights(int(group.max()) + 1)
+        shared = {
+            "layer": layer,
+            "tokens": len(group),
+            "tries": int(losses["tries"].max()),
+            "refused": losses["refused"].mean(),
+            "best": (losses["as_is"] <= losses["best"]).mean(),
+            "half": (losses["as_is"] - losses["half"]).mean(),
+            "exact": bool(losses["every"].all()),
+            "complete": bool(losses["complete"].all()),
+            "deviation": losses["deviation"].mean(),
+        }
+        for name in REGRET_ROUTERS:
+            finite = np.isfinite(losses[name])
+            if not finite.any():
+                continue
+            trained = np.where(finite, losses["as_is"] - losses["best"], 0)
+            more = np.where(finite, losses[name] - losses["best"], 0)
+            trained, more, counted = (np.bincount(group, part) for part in (trained, more, finite))
+            regret = ratio(more, counted, weights)
+            line = shared | {"router": name, "regret": regret.value, "low": regret.low, "high": regret.high}
+            if name == "repaired":
+                recovered = ratio(trained - more, trained, weights)
+                line |= {"recovered": recovered.value} | {
+                    f"recovered_{end}": getattr(recovered, end) for end in ("low", "high")
+                }
+            lines.append(line)
+    columns = ("layer", "router", "regret", "low", "high", "recovered", "recovered_low", "recovered_high")
+    more_columns = ("tokens", "tries", "exact", "complete", "best", "half", "refused", "deviation")
+    return pd.DataFrame(lines).reindex(columns=[*columns, *more_columns])
+
+
+def regret_summary(regret: pd.DataFrame) -> dict[str, Any] | None:
+    """Returns values for the sentences: the layers with the least and the largest regret, and each router's row."""
+    trained = regret[regret.router == "as_is"]
+    if not len(trained):
+        return None
+    most = trained.loc[trained.regret.idxmax()]
+    rows = regret[regret.layer == most.layer].set_index("router")
+    return {
+        "most": most,
+        "least": trained.loc[trained.regret.idxmin()],
+        "rows": {name: rows.loc[name] for name in REGRET_ROUTERS if name in rows.index},
+        "labels": REGRET_ROUTERS,
+        "layers": len(trained),
+        "repaired": regret[regret.router == "repaired"],
+    }

@@ -9,20 +9,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from routed.contracts import UserError
 from routed.system import files
 from routed.trace.checks import as_array, refuse
 from routed.trace.features import write_npz
-from routed.trace.format import Trace, label_names, stripes, token_column
+from routed.trace.format import LAYER_COLUMNS, Trace, label_names, stripes, token_column
 
-#: Argument of `write` -> column of a layer's file.
-_COLUMNS = {"experts": "expert", "weights": "weight", "kept": "kept", "scores": "scores"}
 #: Names in a NumPy archive, besides label_NAME.
-_NAMES = {*_COLUMNS, "k", "num_experts", "token_ids", "sequence", "position", "layers", "model", "source", "step"}
+_NAMES = {*LAYER_COLUMNS, "k", "num_experts", "token_ids", "sequence", "position", "layers", "model", "source", "step"}
 #: Type of safetensors -> type of NumPy.
-_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2"}
+_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": jnp.bfloat16, "I64": "<i8", "I32": "<i4", "I16": "<i2"}
 _TYPES |= {"I8": "i1", "U8": "u1", "BOOL": "?"}
 
 
@@ -110,8 +109,8 @@ def _read_safetensors(file: pathlib.Path) -> dict[str, Any]:
                 if not 0 <= begin <= end <= whole - 8 - size:
                     raise ValueError(f"{name} is beyond the file")
                 stream.seek(8 + size + begin)
-                array = np.frombuffer(stream.read(end - begin), _TYPES[about["dtype"]]).reshape(about["shape"])
-                arrays[name] = from_bfloat16(array) if about["dtype"] == "BF16" else array
+                values = np.frombuffer(stream.read(end - begin), _TYPES[about["dtype"]])
+                arrays[name] = values.reshape(about["shape"])
     except OSError as error:
         raise UserError(f"{file} cannot be read ({(error.strerror or str(error)).lower()})") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -121,11 +120,6 @@ def _read_safetensors(file: pathlib.Path) -> dict[str, Any]:
         return [int(number) for number in re.findall(r"\d+", name)], name
 
     return {name: arrays[name] for name in sorted(arrays, key=place)}
-
-
-def from_bfloat16(bits: np.ndarray) -> np.ndarray:
-    """Returns float32 of the 16 bits of bfloat16, which are its upper half."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def read_npz(path: str | os.PathLike) -> dict[str, Any]:
@@ -153,13 +147,15 @@ def _plain(array: np.ndarray) -> Any:
 
 
 def export(trace: Trace, path: str | os.PathLike) -> None:
-    """Writes a trace into a NumPy archive that `read_npz` reads: all but features and `rule`, whole in memory."""
+    """Writes a trace into a NumPy archive that `read_npz` reads: all but features, whole in memory."""
     file = files.folder(path)
     if file.suffix != ".npz":
         refuse(f"{file}: the name of a NumPy archive ends in .npz")
     arrays: dict[str, Any] = {
-        name: np.stack([_whole(trace, layer, column) for layer in range(len(trace.layers))])
-        for name, column in _COLUMNS.items()
+        name: np.stack(
+            [np.concatenate([part for (part,) in stripes(trace, i, column)]) for i in range(len(trace.layers))]
+        )
+        for name, column in LAYER_COLUMNS.items()
         if column in trace.columns
     }
     columns: Mapping[str, tuple[str, bool]] = {
@@ -173,7 +169,3 @@ def export(trace: Trace, path: str | os.PathLike) -> None:
     about = {"layers": list(trace.layers), "num_experts": trace.experts, "model": trace.model, "source": trace.source}
     about |= {} if trace.step is None else {"step": trace.step}
     write_npz(file, arrays | {name: np.array(value) for name, value in about.items()})
-
-
-def _whole(trace: Trace, layer: int, column: str) -> np.ndarray:
-    return np.concatenate([arrays[0] for arrays in stripes(trace, layer, column)])

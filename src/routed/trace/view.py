@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from routed.trace.analysis import Analysis
 from routed.trace.format import Trace, rows_of, stripes, token_column, with_slices
+from routed.trace.similarity import common
 
 #: Bytes of the view's numbers on the page; tokens and experts of a token that it shows at most.
 BYTES, TOKENS, SHOWN = 700_000, 4096, 8
@@ -96,8 +97,7 @@ def _changes(before: Trace, after: Trace) -> np.ndarray:
     for layer in range(len(after.layers)):
         both = zip(stripes(before, layer, "expert"), stripes(after, layer, "expert"), strict=True)
         for here, (old, new) in with_slices((old, new) for (old,), (new,) in both):
-            for expert in old.T:
-                changed[here] += (expert >= 0) & ~(expert[:, None] == new).any(1)
+            changed[here] += (old >= 0).sum(1) - common(old, new)
     return changed
 
 

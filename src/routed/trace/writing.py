@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,8 @@ import pyarrow.parquet as pq
 from routed.system import files
 from routed.trace import checks
 from routed.trace import words as words_file
-from routed.trace.arrays import Arrays, Choices, choices_of, half, refuse, token_table
+from routed.trace.arrays import Choices, choices_of, token_table
+from routed.trace.checks import Arrays, half, refuse
 from routed.trace.features import Features, join, store
 from routed.trace.format import DESCRIPTION, LAYER_FILE, ROW_GROUP, TOKENS, Trace, describe, digests, read
 from routed.trace.words import words_of
@@ -44,7 +44,6 @@ def write(
     model: str = "",
     source: str = "",
     step: int | np.integer | None = None,
-    rule: Mapping[str, Any] | None = None,
     features: Features | None = None,
 ) -> Trace:
     """Writes a trace into the folder `out` from arrays over layers and tokens, and returns it.
@@ -79,20 +78,11 @@ def write(
         model=checks.text("model", model),
         source=checks.text("source", source),
         step=None if step is None else checks.whole("step", step, -(2**63), 2**63 - 1),
-        rule=_plain(rule or {}),
         has_features=features is not None,
         has_positions=position is not None,
     )
     _write_files(trace, choices, table, features, _texts(vocabulary, table))
     return trace
-
-
-def _plain(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the rule as it will be read from JSON."""
-    try:
-        return json.loads(json.dumps(dict(rule), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        refuse(f"rule cannot be stored as JSON ({error})")
 
 
 def _texts(vocabulary: Any, table: pa.Table) -> dict[int, str]:
