@@ -19,7 +19,8 @@ def test_arguments_become_the_options_of_the_command(monkeypatch, tmp_path):
     tables = routed.run("gmm_router:fig2a,smoke", settings, sweep={"experts.count": [2, 4]}, workdir=tmp_path / "w")
     assert commands == [
         [sys.executable, "-m", "routed.main", "--config=gmm_router:fig2a,smoke", f"--workdir={tmp_path / 'w'}",
-         "--config.arms=learned,frozen", "--config.shared_streams=true", "--config.steps=40", "--sweep=experts.count=2,4"]
+         "--config.arms=learned,frozen", "--config.shared_streams=true", "--config.steps=40",
+         "--sweep=experts.count=2,4"]
     ]  # fmt: skip
     assert tables == {"results": tmp_path / "w", "workdir": tmp_path / "w"}
 
