@@ -4,8 +4,19 @@ import importlib
 from typing import Any
 
 #: Name -> its module.
-_LAZY = {"run": "routed.notebook", "load": "routed.engine.results", "analyse": "routed.trace.report"}
-__all__ = ["analyse", "load", "run", "trace"]
+_LAZY = {
+    "run": "routed.notebook",
+    "load": "routed.engine.results",
+    "analyse": "routed.trace.report",
+    "MoE": "routed.layer.moe",
+    "SelectionRule": "routed.layer.rule",
+    "auxiliary": "routed.layer.auxiliary",
+    "Flat": "routed.routers",
+    "ProductRouter": "routed.routers",
+    "Ffn": "routed.experts",
+    "Mlp": "routed.experts",
+}
+__all__ = [*sorted(_LAZY), "trace"]
 
 
 def __getattr__(name: str) -> Any:
