@@ -59,16 +59,23 @@ BESIDE = ("learned_distance", "oracle", "hash")
 TRAINED = ("learned_top1_balanced", "learned_top2", "learned_top2_balanced")
 
 #: Training samples by scale.
-SAMPLES = {"smoke": (64, 256), "default": (512, 2048, 8192), "paper": (512, 2048, 8192, 32768, 131072)}
+SAMPLES = {
+    "smoke": (64, 256),
+    "quick": (512, 2048),
+    "default": (512, 2048, 8192),
+    "paper": (512, 2048, 8192, 32768, 131072),
+}
 #: The same for constant experts, whose runs cost a fiftieth.
 MANY_SAMPLES = {
     "smoke": (64, 256),
+    "quick": (512, 2048),
     "default": (256, 1024, 4096, 16384, 65536),
     "paper": (256, 1024, 4096, 16384, 65536, 262144),
 }
-EXPERTS = {"smoke": (4, 8, 16), "default": (8, 16, 32, 64, 128), "paper": (8, 16, 32, 64, 96, 128)}
+EXPERTS = {"smoke": (4, 8, 16), "quick": (4, 8, 16), "default": (8, 16, 32, 64, 128), "paper": (8, 16, 32, 64, 96, 128)}
 SEPARATIONS = {
     "smoke": (0.75, 1.5),
+    "quick": (0.75, 1.5),
     "default": (0.5, 0.75, 1.0, 1.5, 2.0),
     "paper": (0.5, 0.65, 0.75, 0.85, 1.0, 1.25, 1.5, 2.0, 3.0),
 }
@@ -101,6 +108,10 @@ SCALES = {
         "steps": 40, "eval_every": 20, "seeds": 2, "shuffles": 4, "arms": without_beside(config.arms),
         "tune.router_multipliers": config.tune.router_multipliers[-2:],
     },
+    "quick": lambda config: {
+        "data.clusters": 16, "data.samples": 2048, "experts.count": 16, "experts.width": 32, "steps": 1000,
+        "eval_every": 250, "seeds": 5, "arms": CONTROLS,
+    },
     "default": lambda config: {},
     "paper": lambda config: {
         "steps": config.steps * 10, "eval_every": config.eval_every * 10, "seeds": max(10, config.seeds),
@@ -131,7 +142,7 @@ FAIR = "learned beats the fairest frozen control (sharpened, trained top-1, rows
 
 def all_arms(config: ConfigDict) -> tuple[str, ...]:
     """Every arm that a scale has."""
-    return without_beside(ALL) if config.scale == "smoke" else ALL
+    return {"smoke": without_beside(ALL), "quick": CONTROLS}.get(config.scale, ALL)
 
 
 def samples_sweep(config: ConfigDict) -> tuple[Point, ...]:

@@ -40,7 +40,7 @@ ROOMS = (
 #: Tools: each may import the rooms of the core, and these tools.
 TOOLS = {"trace": (), "suite": (), "aot": (), "bench": ("aot", "trace")}
 #: Commands of a user: each may import any room and tool, and none another of them.
-COMMANDS = ("main", "report", "predict")
+COMMANDS = ("main", "report", "predict", "notebook")
 
 
 def room_of(path):

@@ -1,5 +1,6 @@
 """Competition: who wins, what the router learns of it, where gradients go, and that share 0 is nothing but top-k."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,7 +87,7 @@ def test_share_0_is_top_k():
         moe = layer(Linear(2), **changes)
         loss = lambda p, moe=moe: (ran(moe, p)[0] ** 2).sum()  # noqa: E731
         both.append((ran(moe, params)[0], jax.grad(loss)(params)))
-    jax.tree.map(np.testing.assert_array_equal, *both)
+    chex.assert_trees_all_equal(*both)
 
 
 def test_an_evaluation_competes_always():
@@ -263,7 +264,7 @@ def test_the_tasks_gradient_where_only_the_router_hears():
     np.testing.assert_allclose(one["x"], three["x"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(y, ran(layer(Linear(2), **{"selection.name": "top_k"}), params)[0], rtol=1e-5)
     np.testing.assert_allclose(three["router"]["kernel"], 3 * one["router"]["kernel"], rtol=1e-4)
-    jax.tree.map(np.testing.assert_array_equal, one["experts"], three["experts"])
+    chex.assert_trees_all_equal(one["experts"], three["experts"])
 
     def heard(alpha):
         """The gradient of what an auxiliary loss would be of: the scores."""

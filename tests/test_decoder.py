@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -217,7 +218,7 @@ def test_where_outputs_choose_at_an_evaluation_they_are_what_is_counted():
 def test_a_mesh_gives_the_numbers_of_one_device(form):
     config = settings(**FORMS[form] | {"selection.group_size": 8, "selection.capacity_factor": 0.75, "batch_size": 8})
     expected, found = (loss_and_gradients(decoder, config, rows(8), mesh) for mesh in (None, make_mesh(2, 4)))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), found, expected)
+    chex.assert_trees_all_close(found, expected, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +304,7 @@ def test_cores_that_share_the_steps_of_the_bench_have_its_numbers(monkeypatch):
     alone, shared = (lm.training_of("least", "smoe", mesh) for mesh in (None, make_mesh(2, 1)))
     assert alone.config.dispatch == "auto"
     (one, *_), (other, *_) = (program.run(5) for program in (alone, shared))
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-4), one, other)
+    chex.assert_trees_all_close(one, other, atol=1e-4)
 
 
 @pytest.mark.slow

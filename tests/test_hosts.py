@@ -112,6 +112,7 @@ def test_processes_share_one_language_model(tmp_path):
     )
     command(*always, f"--workdir={tmp_path / 'alone'}")
     spread = (*always, f"--workdir={tmp_path / 'two'}", "--config.mesh.data=2", "--config.mesh.expert=4")
+    spread += ("--tracker=tensorboard",)
     for code, said in Processes(2, *spread, devices=(4, 4)).ended():
         assert code == 0, said
     # Adam divides by the square root of tiny gradients, so rounding grows; as on one process of eight devices.

@@ -3,8 +3,8 @@
 import ast
 import pathlib
 import re
-from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,7 +77,7 @@ def test_compared_indices_read_and_add_up_as_gathered_ones(tokens, monkeypatch):
     text = lambda: str(jax.make_jaxpr(lambda scores: numbers(scores))(scores))  # noqa: E731
     expected, gathered = (numbers(scores), jax.grad(loss)(scores)), text()
     monkeypatch.setattr(comparisons, "platform", lambda: "tpu")
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), (numbers(scores), jax.grad(loss)(scores)), expected)
+    chex.assert_trees_all_close((numbers(scores), jax.grad(loss)(scores)), expected, rtol=1e-5)
     assert (text() == gathered) == (tokens > comparisons.FEW)
 
 

@@ -11,6 +11,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from routed.contracts import UserError
 from routed.engine import batches, checkpoint, execution, results
+from routed.engine.batches import Watching
 from routed.engine.devices import make_mesh
 from routed.plan.checks import validate
 from routed.plan.config import base, canonical, problem_of, traced
@@ -31,12 +32,12 @@ def tiny(tmp_path_factory):
     return override(base(), TINY | {"data.cache": str(cache)})
 
 
-def run(config, workdir):
+def run(config, workdir, watching=Watching()):  # noqa: B008
     """The table of a config's runs, from the workdir as far as it has them."""
     validate(config)
     runs = plan_runs(config, ({},))
     table = results.open_workdir(workdir, "tiny", config, ({},))
-    return execution.execute(runs, table, workdir, make_mesh(config))
+    return execution.execute(runs, table, workdir, make_mesh(config), watching=watching)
 
 
 def stopped_after(monkeypatch, count):
@@ -65,7 +66,7 @@ def alone(tmp_path_factory):
     """The workdir of a run on one device that nothing disturbed."""
     config = override(base(), TINY | {"data.cache": str(tmp_path_factory.getbasetemp() / "text")})
     workdir = tmp_path_factory.mktemp("alone")
-    run(config, workdir)
+    run(config, workdir, Watching("tensorboard", profile=2))
     return workdir
 
 
@@ -154,6 +155,10 @@ def test_a_frozen_router_of_a_transformer_keeps_its_state(tiny, tmp_path, monkey
     table = run(override(tiny, {"router.name": "centroids", "arms": ("learned", "frozen")}), tmp_path)
     moved = table.pivot_table(index="step", columns="arm", values="router/params_changed")
     assert moved["frozen"].tolist() == [0, 0, 0] and moved["learned"].tolist() == [0, 1, 1]
+
+
+def test_a_profile_of_the_first_steps_is_kept(alone):
+    assert {path.name.partition(".")[2] for path in (alone / "profile").rglob("*.*")} >= {"xplane.pb", "json.gz"}
 
 
 def test_event_files_hold_the_rows(alone):

@@ -1,5 +1,6 @@
 """Published methods as arms: StableMoE, SMoE-Dropout, HyperRouter, and what Pham et al. made of StableMoE and XMoE."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -196,4 +197,4 @@ def test_a_stable_run_killed_in_each_phase_goes_on(killed, tmp_path, monkeypatch
         checkpoint.load_model(next(checkpoint.models(tmp_path / name / "models"))[0]) for name in ("killed", "whole")
     ]
     assert any(leaf.any() for leaf in jax.tree.leaves(models[0]["router"]))  # the router of token ids is among them
-    jax.tree.map(np.testing.assert_array_equal, *models)
+    chex.assert_trees_all_equal(*models)

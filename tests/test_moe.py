@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -187,7 +188,7 @@ def test_bfloat16_experts_and_float32_routing():
     variables = nn.meta.unbox(jax.jit(full.init)(jax.random.key(1), X))
     (y, routing), (z, rounded) = jax.jit(full.apply)(variables, X), jax.jit(half.apply)(variables, X)
     assert z.dtype == jnp.bfloat16 and y.dtype == jnp.float32
-    jax.tree.map(np.testing.assert_array_equal, routing, rounded)  # routing is not rounded
+    chex.assert_trees_all_equal(routing, rounded)  # routing is not rounded
     np.testing.assert_allclose(z.astype(jnp.float32), y, atol=0.05)
     grads = jax.jit(jax.grad(lambda v: (half.apply(v, X)[0].astype(jnp.float32) ** 2).sum()))(variables)
     assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype("float32")}

@@ -1,5 +1,6 @@
 """Rows of packed documents: no token sees another document's, and none is predicted across."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,4 +125,4 @@ def test_plain_files_have_no_documents():
 def test_devices_that_share_packed_rows_give_the_numbers_of_one():
     config = settings(**{"batch_size": 8, "selection.group_size": 8})
     expected, found = (loss_and_gradients(decoder, config, rows(8), mesh) for mesh in (None, make_mesh(2, 4)))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), found, expected)
+    chex.assert_trees_all_close(found, expected, rtol=2e-5, atol=2e-6)

@@ -2,8 +2,8 @@
 
 import os
 import re
-from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -126,7 +126,7 @@ def test_where_no_expert_is_shared_out_any_dispatch_runs_on_each_devices_tokens(
     rule = SelectionRule(k=2, group_size=8, capacity_factor=capacity)
     step, arguments = compared(name, make_mesh(8, 1), rule)
     expected, arguments_alone = compared("dense", None, rule)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), step(*arguments), expected(*arguments_alone))
+    chex.assert_trees_all_close(step(*arguments), expected(*arguments_alone), atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (1, 8)])
@@ -144,7 +144,7 @@ def test_ragged_dispatch_over_shared_experts_is_every_expert_on_every_token(rule
     """Values and all gradients; 8 experts over 4 devices, top-2: 128 assignments, room for 40 on a device at once."""
     step, arguments = compared("ragged", make_mesh(*shape), rule, scale)
     expected, arguments_alone = compared("dense", None, rule, scale)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), step(*arguments), expected(*arguments_alone))
+    chex.assert_trees_all_close(step(*arguments), expected(*arguments_alone), atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(8, 1), (2, 4)])

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -273,7 +274,7 @@ def initial(name, router, params, x, **changes):
 def test_initial_weights_are_scaled_or_examples(name):
     router, x = ROUTERS[name].make(node(), 4), jax.random.normal(jax.random.key(1), (50, 4))
     params = router.init(jax.random.key(0), x)["params"]
-    jax.tree.map(np.testing.assert_array_equal, initial(name, router, params, x[:4]), params)
+    chex.assert_trees_all_equal(initial(name, router, params, x[:4]), params)
     np.testing.assert_array_equal(
         initial(name, router, params, x[:4], init_scale=0.5)["kernel"], params["kernel"] * 0.5
     )

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -220,7 +221,7 @@ def test_remat_has_the_same_gradients():
     two = {"transformer.layers": 2, "transformer.sparse_layers": 0}  # sparse layers: tests/test_moe.py
     plain = ready(**two)
     remat = with_weights_of(plain, **two, **{"transformer.remat": True})
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads_of(plain), grads_of(remat))
+    chex.assert_trees_all_close(grads_of(plain), grads_of(remat), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -252,7 +253,7 @@ def test_a_router_that_is_frozen_changes_no_other_gradient():
     router, rest = case[3]["router"], {name: case[3][name] for name in ("experts", "trunk")}
     loss = jax.jit(jax.grad(lambda rest: loss_of(case, {"router": jax.lax.stop_gradient(router)} | rest)[0]))
     expected = {name: usual_grads()[name] for name in rest}
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), loss(rest), expected)
+    chex.assert_trees_all_close(loss(rest), expected, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -299,7 +300,7 @@ def test_training_draws_noise_and_moves_the_balance_and_evaluation_does_not():
 
     (first, _, moved), (calm, _, still) = both(jax.random.key(1))
     assert not jax.tree.leaves(state)[0].any() and all(leaf.any() for leaf in jax.tree.leaves(moved))
-    jax.tree.map(np.testing.assert_array_equal, still, state)
+    chex.assert_trees_all_equal(still, state)
     assert (first != both(jax.random.key(2))[0][0]).any() and (first != calm).any()
 
 
@@ -367,7 +368,7 @@ def test_a_mesh_gives_the_numbers_of_one_device():
     changes = {"selection.group_size": 8, "selection.capacity_factor": 0.75}
     config, batch = settings(**changes), rows(8, 8, 8)
     expected, found = (loss_and_gradients(t5, config, batch, mesh) for mesh in (None, make_mesh(2, 4)))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), found, expected)
+    chex.assert_trees_all_close(found, expected, rtol=2e-5, atol=2e-6)
 
 
 def test_the_bench_reads_baselines_and_its_shapes_are_t5s():

@@ -4,8 +4,19 @@ import importlib
 from typing import Any
 
 #: Name -> its module.
-_LAZY = {"load": "routed.engine.results", "analyse": "routed.trace.report"}
-__all__ = ["analyse", "load", "trace"]
+_LAZY = {
+    "run": "routed.notebook",
+    "load": "routed.engine.results",
+    "analyse": "routed.trace.report",
+    "MoE": "routed.layer.moe",
+    "SelectionRule": "routed.layer.rule",
+    "auxiliary": "routed.layer.auxiliary",
+    "Flat": "routed.routers",
+    "ProductRouter": "routed.routers",
+    "Ffn": "routed.experts",
+    "Mlp": "routed.experts",
+}
+__all__ = [*sorted(_LAZY), "trace"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,3 +26,8 @@ def __getattr__(name: str) -> Any:
     if name == "trace":
         return importlib.import_module("routed.trace")
     raise AttributeError(f"module 'routed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Returns the public names, for `dir`, `help` and the completion of names in notebooks."""
+    return __all__

@@ -55,6 +55,12 @@ TOPOLOGY = flags.DEFINE_string(
     " may lack,"
     " and print its memory, FLOPs, cycles, collectives, time and price. Needs their compiler (launch/README.md).",
 )
+TRACKER = flags.DEFINE_string(
+    "tracker", "", "Shows runs while they train: tensorboard (in WORKDIR/tensorboard), wandb or trackio."
+)
+PROFILE = flags.DEFINE_integer(
+    "profile", 0, "Records N training steps in WORKDIR/profile, for Perfetto and xprof; 0: none.", lower_bound=0
+)
 LIST = flags.DEFINE_enum(
     "list",
     None,
@@ -199,7 +205,7 @@ def _join(command: Command, coordinator: str) -> None:
     settings = {key: value for key, value in flatten(command.config).items() if key not in ELSEWHERE}
     hosts.require_equal(
         "command",
-        ([run.key for run in command.runs], settings),
+        ([run.key for run in command.runs], settings, TRACKER.value, PROFILE.value),
         "give every process the same command and the same code",
     )
 
@@ -237,12 +243,14 @@ def _run(command: Command) -> None:
       UserError: the workdir has results of another command, or cannot be written; the user interrupted.
     """
     from routed.analysis import page
-    from routed.engine import devices, execution, results, sharing
+    from routed.engine import devices, execution, results, sharing, trackers
+    from routed.engine.batches import Watching
     from routed.plan import experiment
     from routed.plan.workdir import default_workdir
     from routed.system import hosts
     from routed.trace import from_runs
 
+    trackers.check(TRACKER.value)
     runs, config = command.runs, command.config
     mesh = sharing.mesh_of(config, runs)
     source = experiment.portable_spec(command.spec)
@@ -262,7 +270,8 @@ def _run(command: Command) -> None:
             "several hosts need one folder that all see, on the network or in a bucket",
         )
         early = functools.partial(page.write_unfinished, workdir, command.module, config)
-        table = execution.execute(runs, table, workdir, mesh, None if SHARD.value else early)
+        watching = Watching(TRACKER.value, PROFILE.value)
+        table = execution.execute(runs, table, workdir, mesh, None if SHARD.value else early, watching)
         if config.trace.every:
             hosts.once(lambda: from_runs.write(workdir, runs))
         if SHARD.value:

@@ -15,11 +15,11 @@ import numpy as np
 from absl import logging as log
 
 from routed.contracts import UserError
-from routed.engine import checkpoint, pretrained
+from routed.engine import checkpoint, pretrained, trackers
 from routed.engine.checkpoint import Checkpoint
 from routed.engine.compilation import Compiled, stack_traced
-from routed.engine.events import Events
 from routed.engine.limits import steps_fed
+from routed.engine.profile import Profile
 from routed.plan.run import Run
 from routed.system import files, hosts
 from routed.system.progress import Progress
@@ -30,12 +30,21 @@ PATIENCE = 10.0
 TRAIN_LOSS = "train/loss"
 
 
+class Watching(NamedTuple):
+    """How a user watches runs while they train: a name of TRACKERS, and the number of steps to profile."""
+
+    tracker: str = ""
+    profile: int = 0
+
+
 class Session(NamedTuple):
     """The parts of one command that all its batches share."""
 
     workdir: pathlib.Path
     progress: Progress
     interrupted: Callable[[], bool]
+    profile: Profile
+    tracker: str  # a name of TRACKERS, or nothing
 
 
 class CompiledGroup(NamedTuple):
@@ -60,8 +69,9 @@ def train_batch(
     batch = Batch(group, runs, traced, session)
     batch.resume(saved)
     for step, end in batch.stretches():
-        batch.compute(step, end)
-        batch.watch(step, end)
+        with session.profile.recorded(end - step):
+            batch.compute(step, end)
+            batch.watch(step, end)
         is_due = end > 0 and end % batch.every == 0
         if is_due:
             batch.save(end)
@@ -91,7 +101,8 @@ class Batch:
         self.active = np.array([True] * len(runs) + [False] * padding)
         self.first_step: int | None = None
         self.losses: dict[str, np.ndarray] = {}  # training and validation losses [runs, evaluations so far]
-        self.events = Events(session.workdir, runs) if self.problem.watched and hosts.is_first() else None
+        is_tracked = session.tracker and hosts.is_first()
+        self.tracker = trackers.TRACKERS[session.tracker](session.workdir, runs) if is_tracked else None
 
     def resume(self, saved: Checkpoint | None) -> None:
         """Sets the states to those of the checkpoint, if it is one of this batch, or else to pretrained ones."""
@@ -105,8 +116,8 @@ class Batch:
 
     def stretches(self) -> Iterator[tuple[int, int]]:
         """The first and last step of each stretch of work."""
-        progress, every = self.session.progress, self.every
-        limit = lambda: hosts.min_over_processes(progress.steps_within(PATIENCE, every))  # noqa: E731
+        progress, profile, every = self.session.progress, self.session.profile, self.every
+        limit = lambda: hosts.min_over_processes(profile.limit(progress.steps_within(PATIENCE, every)))  # noqa: E731
         return _stretches(self.first_step, every, self.config.steps, limit)
 
     def compute(self, step: int, end: int) -> None:
@@ -130,12 +141,12 @@ class Batch:
         is_evaluated, row = end % self.config.eval_every == 0, end // self.config.eval_every
         history = self.states["history"]
         names = [TRAIN_LOSS, self.problem.loss]
-        if is_evaluated and self.problem.watched:
+        if is_evaluated and self.session.tracker:
             names = [name for name, values in history.items() if values.ndim == 2]  # scalars
         scalars, summed = hosts.fetch(({name: history[name] for name in names}, self.states["total"]))
         progress.measure_pace(end - step, time.perf_counter() - self.since)
-        if is_evaluated and self.events is not None:
-            self.events.write(scalars, row, end, self.active)
+        if is_evaluated and self.tracker is not None:
+            trackers.write_row(self.tracker, scalars, row, end, self.active)
         self.losses = {name: scalars[name][:count, : row + 1] for name in (TRAIN_LOSS, self.problem.loss)}
         losses = self.losses[TRAIN_LOSS][:, row] if is_evaluated else summed[:count] / (end % self.config.eval_every)
         checked = losses if end else self.losses[self.problem.loss][:, 0]
@@ -161,6 +172,8 @@ class Batch:
 
     def finish(self) -> list[dict[str, np.ndarray]]:
         """Writes the timing and, if asked for, the final models; returns the history of each run."""
+        if self.tracker is not None:
+            self.tracker.close()
         count, workdir = len(self.runs), self.session.workdir
         history, reached = jax.tree.map(np.array, hosts.fetch((self.states["history"], self.states["step"])))
         seconds, steps = time.perf_counter() - self.start_time, self.config.steps - (self.first_step or 0)

@@ -15,10 +15,11 @@ from absl import logging as log
 from jax.sharding import Mesh
 
 from routed.engine import checkpoint, limits, pretrained, results, tables
-from routed.engine.batches import CompiledGroup, Session, interruption, train_batch
+from routed.engine.batches import CompiledGroup, Session, Watching, interruption, train_batch
 from routed.engine.checkpoint import Checkpoint
 from routed.engine.compilation import compile_group
 from routed.engine.early_pages import EarlyPages, Report
+from routed.engine.profile import Profile
 from routed.engine.rows import fill_points, rows_of
 from routed.engine.schedule import Group, Schedule
 from routed.plan import tuning
@@ -79,7 +80,12 @@ def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0) -> list[Group]:
 
 
 def execute(
-    runs: list[Run], table: pd.DataFrame, workdir: pathlib.Path, mesh: Mesh, report: Report | None = None
+    runs: list[Run],
+    table: pd.DataFrame,
+    workdir: pathlib.Path,
+    mesh: Mesh,
+    report: Report | None = None,
+    watching: Watching = Watching(),  # noqa: B008 (immutable)
 ) -> pd.DataFrame:
     """Runs everything that `table`, the workdir's rows, lacks, and returns the full table.
 
@@ -98,7 +104,7 @@ def execute(
         for config in {str(run.config.data): run.config for run in pending}.values():
             problem_of(config).check_values(config)
         pages = EarlyPages(report) if report and hosts.is_first() else None
-        _run(runs, done, last_rows, workdir, mesh, pages)
+        _run(runs, done, last_rows, workdir, mesh, pages, watching)
     else:
         hosts.once(lambda: checkpoint.clear(workdir / "checkpoints"))
     return hosts.first_process_first(lambda: finish(workdir, runs))
@@ -111,6 +117,7 @@ def _run(
     workdir: pathlib.Path,
     mesh: Mesh,
     pages: EarlyPages | None,
+    watching: Watching,
 ) -> None:
     """Trains the runs that are not `done`, batch by batch. `last_rows` are those of finished runs that others need."""
     all_groups, by_key = make_groups(runs, mesh), {run.key: run for run in runs}
@@ -123,7 +130,13 @@ def _run(
     )
     program: tuple[Group, CompiledGroup] | None = None  # of one group: groups come one after the other
     with _interruptions() as interrupted:
-        session = Session(workdir, progress, lambda: hosts.any_process(interrupted()))
+        session = Session(
+            workdir,
+            progress,
+            lambda: hosts.any_process(interrupted()),
+            Profile(workdir, watching.profile),
+            watching.tracker,
+        )
         try:
             while schedule:
                 if session.interrupted():

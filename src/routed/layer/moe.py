@@ -70,7 +70,7 @@ class MoE(nn.Module):
       TypeError: a dispatch that cannot serve the selection, or the mesh; it names one that can.
     """
 
-    router: nn.Module
+    router: nn.Module | Callable[..., Array]
     expert: nn.Module
     num_experts: int
     rule: SelectionRule

@@ -1,0 +1,39 @@
+"""A profile of some training steps, for xprof and Perfetto."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
+import jax
+from absl import logging as log
+
+from routed.system import files
+
+
+class Profile:
+    """Records `steps` training steps of the first batch of a command, from its first step on; 0 records nothing."""
+
+    def __init__(self, workdir: pathlib.Path, steps: int = 0):
+        self.folder, self.steps = workdir / "profile", steps
+
+    def limit(self, steps: int) -> int:
+        """Returns the most steps of the next stretch of work, otherwise `steps`: a stretch is recorded as a whole."""
+        return self.steps or steps
+
+    @contextlib.contextmanager
+    def recorded(self, steps: int) -> Iterator[None]:
+        """Records the work in its context, once, if it has any steps."""
+        if not (self.steps and steps):
+            yield
+            return
+        self.steps = 0
+        with files.explained(self.folder), jax.profiler.trace(str(self.folder), create_perfetto_trace=True):
+            yield
+        log.info(
+            "profiled %d steps in %s: open perfetto_trace.json.gz at ui.perfetto.dev, or xprof --logdir=%s",
+            steps,
+            self.folder,
+            self.folder,
+        )

@@ -1,0 +1,101 @@
+"""Runs started from Python: `routed.run` in a notebook or a script."""
+
+from __future__ import annotations
+
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from routed.contracts import UserError
+from routed.engine.results import load
+from routed.plan.experiment import configure, portable_spec
+from routed.plan.workdir import default_workdir
+from routed.settings.tree import flatten
+from routed.system import files
+from routed.system.experiments import packaged
+
+
+def run(
+    experiment: str | pathlib.Path | ConfigDict,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    sweep: Mapping[str, Iterable[Any]] | None = None,
+    workdir: str | pathlib.Path | None = None,
+) -> dict[str, Any]:
+    """Runs an experiment, shows its progress, and returns its tables as `routed.load` does.
+
+    The run has a process of its own, so that an interrupted cell ends it, and the same call continues it.
+
+    Args:
+      experiment: NAME[:FIGURE[,SCALE]] or FILE.py[:FIGURE[,SCALE]], as for --config; or the config of one of the
+        experiments that `routed` brings.
+      settings: dotted key -> value, as --config.KEY=VALUE.
+      sweep: dotted key -> values, as --sweep=KEY=v1,v2,...
+      workdir: where everything is written, report.html too; by default runs/NAME..., as the command does.
+
+    Returns:
+      The tables of `routed.load`, and `workdir`.
+
+    Raises:
+      UserError: no such experiment, an impossible setting, or a run that failed.
+    """
+    spec, changes = _described(experiment) if isinstance(experiment, ConfigDict) else (str(experiment), {})
+    overrides = [f"{key}={as_text(value)}" for key, value in {**changes, **(settings or {})}.items()]
+    sweeps = [f"{key}={','.join(map(as_text, values))}" for key, values in (sweep or {}).items()]
+    _, config = configure(spec, overrides)  # refuses mistakes here, where the caller sees the error
+    folder = files.folder(workdir or default_workdir(portable_spec(spec), config, overrides, sweeps, ""))
+    options = [f"--config.{text}" for text in overrides] + [f"--sweep={text}" for text in sweeps]
+    _execute([sys.executable, "-m", "routed.main", f"--config={spec}", f"--workdir={folder}", *options])
+    return load(folder) | {"workdir": folder}
+
+
+def as_text(value: Any) -> str:
+    """Returns a value as on the command line: true and false in lower case, commas between the values of a tuple."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(as_text, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _described(config: ConfigDict) -> tuple[str, dict[str, Any]]:
+    """Returns the spec that makes a config, and the settings in which the config differs.
+
+    Raises:
+      UserError: the config is not of an experiment that `routed` brings.
+    """
+    if config.name not in packaged():
+        raise UserError(
+            f"the config of {config.name!r} is of a file that its name does not tell: call"
+            " routed.run('FILE.py:FIGURE,SCALE', settings={...})"
+        )
+    spec = f"{config.name}:{','.join(part for part in (config.figure, config.scale) if part)}"
+    before = flatten(configure(spec, [])[1])
+    return spec, {key: value for key, value in flatten(config).items() if value != before[key]}
+
+
+def _execute(command: list[str]) -> None:
+    """Runs a command and prints its lines as they come.
+
+    Raises:
+      UserError: the command failed; it has the command's last words.
+    """
+    lines = [""]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace"
+    ) as process:
+        assert process.stdout
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line.strip() or lines[-1])
+        except BaseException:
+            process.send_signal(signal.SIGINT)  # the run stores what it has
+            raise
+    if process.returncode:
+        text = lines[-1].partition("error: ")[2] or lines[-1]
+        raise UserError(f"{text or 'the run failed'} (exit code {process.returncode} of {shlex.join(command)})")

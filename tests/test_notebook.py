@@ -1,0 +1,62 @@
+"""`routed.run` starts the command that its arguments mean, and says what failed."""
+
+import sys
+
+import pytest
+
+import routed
+from routed import notebook
+from routed.contracts import UserError
+from routed.plan.experiment import configure
+from routed.settings.tree import override
+
+
+def test_arguments_become_the_options_of_the_command(monkeypatch, tmp_path):
+    commands = []
+    monkeypatch.setattr(notebook, "_execute", commands.append)
+    monkeypatch.setattr(notebook, "load", lambda folder: {"results": folder})
+    settings = {"arms": ("learned", "frozen"), "shared_streams": True, "steps": 40}
+    tables = routed.run("gmm_router:fig2a,smoke", settings, sweep={"experts.count": [2, 4]}, workdir=tmp_path / "w")
+    assert commands == [
+        [sys.executable, "-m", "routed.main", "--config=gmm_router:fig2a,smoke", f"--workdir={tmp_path / 'w'}",
+         "--config.arms=learned,frozen", "--config.shared_streams=true", "--config.steps=40",
+         "--sweep=experts.count=2,4"]
+    ]  # fmt: skip
+    assert tables == {"results": tmp_path / "w", "workdir": tmp_path / "w"}
+
+
+def test_a_config_is_run_as_its_experiment_with_the_settings_that_differ(monkeypatch):
+    commands = []
+    monkeypatch.setattr(notebook, "_execute", commands.append)
+    monkeypatch.setattr(notebook, "load", lambda folder: {})
+    config = override(configure("gmm_router:smoke", [])[1], {"seeds": 3})
+    assert str(routed.run(config)["workdir"]) == "runs/gmm_router-smoke-seeds=3"
+    assert commands[0][3:] == ["--config=gmm_router:smoke", "--workdir=runs/gmm_router-smoke-seeds=3",
+                               "--config.seeds=3"]  # fmt: skip
+    with pytest.raises(UserError, match=r"config of 'mine'.*FILE\.py:FIGURE,SCALE"):
+        routed.run(override(config, {"name": "mine"}))
+
+
+def test_mistakes_are_told_before_a_process_starts(monkeypatch):
+    monkeypatch.setattr(notebook, "_execute", lambda command: pytest.fail("a process was started"))
+    with pytest.raises(UserError, match="did you mean 'gmm_router'"):
+        routed.run("gmm_ruter:smoke")
+    with pytest.raises(UserError, match=r"experts\.cuont.*did you mean"):
+        routed.run("gmm_router:smoke", {"experts.cuont": 3})
+
+
+def test_the_error_of_a_failed_run_is_raised(capfd):
+    command = [sys.executable, "-c", "print('12:00:00 error: no space on the disk'); raise SystemExit(2)"]
+    with pytest.raises(UserError, match=r"^no space on the disk \(exit code 2 of "):
+        notebook._execute(command)
+    assert "no space" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_from_python_returns_its_tables(tmp_path):
+    tables = routed.run("theory_two_gaussians:smoke", workdir=tmp_path / "run")
+    assert len(tables["results"]) and (tables["workdir"] / "report.html").exists()
+
+
+def test_completion_shows_the_public_names():
+    assert dir(routed) == ["analyse", "load", "run", "trace"]
