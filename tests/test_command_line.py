@@ -16,7 +16,7 @@ from absl import flags
 
 from routed import main
 from routed.contracts import UserError
-from routed.engine import devices, limits
+from routed.engine import devices, jax_flags, limits
 from routed.plan import experiment, runs
 from routed.plan.arms import ARMS
 from routed.plan.workdir import default_workdir
@@ -434,17 +434,24 @@ def test_a_command_wins_over_the_sweep_of_a_figure(tiny, capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first_line", "argument", "part"),
+    ("first_line", "argument", "part", "variables"),
     [
-        ("raise ValueError('two\\nlines')", "--config.seeds=1", "does not import: ValueError: two lines"),
-        ("", "--workdri=x", "workdir"),
+        ("raise ValueError('two\\nlines')", "--config.seeds=1", "does not import: ValueError: two lines", {}),
+        ("", "--workdri=x", "workdir", {}),
+        ("", "--dry_run", "Unable to initialize backend 'abacus'", {"JAX_PLATFORMS": "abacus"}),
+        (
+            "",
+            "--dry_run",
+            "invalid truth value 'perhaps' for environment 'JAX_ENABLE_X64'",
+            {"JAX_ENABLE_X64": "perhaps"},
+        ),
     ],
 )
-def test_the_process_ends_in_one_line(tiny, first_line, argument, part):
-    """Whether absl refuses the flags, before it has set up the log, or we do."""
+def test_the_process_ends_in_one_line(tiny, first_line, argument, part, variables):
+    """Whether absl refuses the flags, before it has set up the log, or we do, or JAX its variables."""
     tiny.write_text(f"{first_line}\n{tiny.read_text()}")
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    found = process("-m", "routed.main", f"--config={tiny}", argument)
+    found = process("-m", "routed.main", f"--config={tiny}", argument, env=os.environ | variables)
     assert found.returncode == 2
     assert re.fullmatch(r"\d\d:\d\d:\d\d error: .*\n", found.stderr) and part in found.stderr, found.stderr
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 10  # of the CPU, not of a busy clock
@@ -533,13 +540,41 @@ def test_any_locale_will_do(tiny):
         files.folder("w\udcc3\udcbc")  # as such a locale reads the name wü
 
 
-def test_64_bits_are_refused(monkeypatch):
-    jax.config.update("jax_enable_x64", True)
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("jax_enable_x64", True),
+        ("jax_random_seed_offset", 5),
+        ("jax_default_prng_impl", "rbg"),
+        ("jax_threefry_partitionable", False),
+    ],
+)
+def test_what_would_change_every_number_is_refused(tiny, flag, value):
+    """Also in a user's file, which is loaded after the first look."""
+    before = jax.config.values[flag]
+    tiny.write_text(f"import jax\njax.config.update({flag!r}, {value!r})\n{tiny.read_text()}")
     try:
-        with pytest.raises(UserError, match="JAX_ENABLE_X64 is set, and runs are in 32 bits: unset it"):
+        told = refusal(f"--config={tiny}", "--dry_run")
+        assert told.startswith(f"{flag.upper()}={value} is set, which may change numbers, and no run records it"), told
+        with pytest.raises(UserError):
             devices.split_host()
     finally:
-        jax.config.update("jax_enable_x64", False)
+        jax.config.update(flag, before)
+
+
+def test_every_flag_of_jax_is_known():
+    """A flag of a new JAX that changes numbers belongs into NUMBERS, any other into HARMLESS."""
+    known = {*jax_flags.NUMBERS, *jax_flags.HARMLESS}
+    assert {*jax_flags.values()} == known and len(known) == len(jax_flags.NUMBERS) + len(jax_flags.HARMLESS)
+    own = {name: str(jax_flags.values()[name]) for name in jax_flags.NUMBERS}
+    assert own == jax_flags.NUMBERS  # the defaults of this JAX
+
+
+def test_flags_that_xla_cannot_read_are_named():
+    """XLA would end the process."""
+    with pytest.raises(UserError, match="XLA_FLAGS=--xla_nonsense=1: Unknown flag"):
+        jax_flags.refuse_unknown(" --xla_nonsense=1")
+    jax_flags.refuse_unknown(os.environ["XLA_FLAGS"])
 
 
 @pytest.mark.slow

@@ -121,6 +121,15 @@ def test_coefficients_weigh_and_fixed_routers_have_none():
     assert float(auxiliary(routing, ALL, learned=jnp.array(False))[0]) == 0.0
 
 
+def test_a_loss_that_is_none_is_named(monkeypatch):
+    routing = select(SelectionRule(k=2), COLLAPSED)
+    with pytest.raises(UserError, match=r"loss 'balanc' is unknown \(did you mean 'balance'\?\); known: balance, "):
+        auxiliary(routing, {"balanc": 1.0})
+    monkeypatch.setitem(AUXILIARY, "own", Auxiliary(lambda inputs: inputs.probs.max(1), ""))
+    with pytest.raises(UserError, match=rf"loss 'own' returns \[{T}\]; it must return one number"):
+        auxiliary(routing, {"own": 1.0})
+
+
 def test_padding_counts_nowhere():
     mask = jnp.arange(T) < 200
     scores = jnp.where(mask[:, None], jax.random.normal(jax.random.key(1), (T, E)), 9.0 * jax.nn.one_hot(0, E)[None])

@@ -87,6 +87,23 @@ def test_a_layer_that_cannot_be_is_refused(changes, refusal):
         layer(**changes)
 
 
+@pytest.mark.parametrize("change", [lambda y: y[:, 0], lambda y: y[:, None], lambda y: (y, y)])
+def test_tokens_and_outputs_of_another_rank_are_refused(change):
+    refusal = "tokens [3, 4, 4]: of one of them Mlp makes [1, 4, 2], it must make [1, outputs]"
+    with pytest.raises(UserError, match=re.escape(refusal)):
+        jax.eval_shape(layer().init, jax.random.key(0), X.reshape(3, 4, 4))
+
+    class Other(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return change(nn.Dense(2)(x))
+
+    with pytest.raises(
+        UserError, match=r"tokens \[12, 4\]: of one of them Other makes .*, it must make \[1, outputs\]"
+    ):
+        jax.eval_shape(layer().clone(expert=Other()).init, jax.random.key(0), X)
+
+
 def test_equal_experts_make_routing_irrelevant():
     moe = layer(rule=SelectionRule(k=2, renormalise=True))
     params = nn.meta.unbox(jax.jit(moe.init)(jax.random.key(1), X))["params"]

@@ -246,7 +246,7 @@ def test_groups_do_not_know_each_other(name):
     scores = jax.random.normal(jax.random.key(2), (10, 4))
     apart = [combine_weights(select(rule, part)) for part in (scores[:5], scores[5:])]
     np.testing.assert_allclose(combine_weights(select(rule, scores)), jnp.concatenate(apart), atol=1e-6)
-    with pytest.raises(ValueError, match=r"selection.group_size=5 does not divide 9 tokens"):
+    with pytest.raises(UserError, match="^group_size=5 does not divide 9 tokens"):
         select(rule, scores[:9])
 
 

@@ -3,7 +3,8 @@
 NAME is one of `routed`'s own experiments (--list prints them), or the path of a Python file. The same command again
 continues an interrupted run, adds missing runs, or prints the result of a complete one. --config.KEY=VALUE changes any
 setting, at every point; --sweep=KEY=v1,v2,... sweeps any setting on top of the figure's own sweep. Many machines share
-a sweep with --shard=I/N, or one run with --coordinator (launch/README.md).
+a sweep with --shard=I/N, or one run with --coordinator (launch/README.md). Exit codes: 2 for a mistake, 3 if runs
+diverged, 130 after an interruption.
 """
 
 from __future__ import annotations
@@ -264,9 +265,12 @@ def _run(command: Command) -> None:
             hosts.once(lambda: from_runs.write(workdir, runs))
         if SHARD.value:
             form = "part %s is done in %.0f s; python -m routed.report DIR... joins all parts"
-            return log.info(form, SHARD.value, time.monotonic() - start)
-        _write_report(command, workdir, table)
-        log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
+            log.info(form, SHARD.value, time.monotonic() - start)
+        else:
+            _write_report(command, workdir, table)
+            log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
+    if (table.status == "diverged").any():
+        sys.exit(signals.DIVERGED)
 
 
 def _write_report(command: Command, workdir: pathlib.Path, table: pd.DataFrame) -> None:

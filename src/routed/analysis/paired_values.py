@@ -84,6 +84,14 @@ class Rows:
         present = set(rows[rows.status == "ok"].arm)
         return [arm for arm in (_fair(rows) if side["arm"] == ANY_FAIR else [side["arm"]]) if arm in present]
 
+    def all_diverged(self, side: Side, at: Point) -> str:
+        """Returns "all 4 runs of learned diverged" for a side whose runs all did, or else ""."""
+        rows = self.at(_point_of(side, at)) if "arm" in side else self.last.iloc[:0]
+        runs = rows[rows.arm == side["arm"]] if len(rows) and side["arm"] != ANY_FAIR else rows
+        return (
+            f"all {len(runs)} runs of {side['arm']} diverged" if (runs.status == "diverged").all() and len(runs) else ""
+        )
+
     def failed_control(self, side: Side, at: Point) -> str | None:
         """Returns the reason why the arm of a side is no control at a point, or None."""
         rows = self.at(_point_of(side, at)) if "arm" in side else pd.DataFrame()

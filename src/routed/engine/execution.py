@@ -21,7 +21,7 @@ from routed.engine.compilation import compile_group
 from routed.engine.early_pages import EarlyPages, Report
 from routed.engine.rows import fill_points, rows_of
 from routed.engine.schedule import Group, Schedule
-from routed.plan import tuning
+from routed.plan import checks, tuning
 from routed.plan.arms import ARMS
 from routed.plan.config import problem_of, traced
 from routed.plan.run import Run
@@ -95,8 +95,7 @@ def execute(
     hosts.once(lambda: pretrained.record_models(workdir, runs))
     if pending:
         pretrained.check(pending)
-        for config in {str(run.config.data): run.config for run in pending}.values():
-            problem_of(config).check_values(config)
+        checks.check_values(run.config for run in pending)
         pages = EarlyPages(report) if report and hosts.is_first() else None
         _run(runs, done, last_rows, workdir, mesh, pages)
     else:
@@ -112,7 +111,10 @@ def _run(
     mesh: Mesh,
     pages: EarlyPages | None,
 ) -> None:
-    """Trains the runs that are not `done`, batch by batch. `last_rows` are those of finished runs that others need."""
+    """Trains the runs that are not `done`, batch by batch. `last_rows` are those of finished runs that others need.
+
+    Stops before a second program is compiled if no run had a finite loss at step 0.
+    """
     all_groups, by_key = make_groups(runs, mesh), {run.key: run for run in runs}
     schedule, saved = Schedule(all_groups, done), checkpoint.agreed(workdir / "checkpoints")
     needed = {key for run in runs if run.key not in done for key in run.needs}
@@ -121,6 +123,7 @@ def _run(
     progress = Progress(
         [work_left(group, done) for group in all_groups], count_batches(Schedule(all_groups, done), saved)
     )
+    alive = False  # True if any run of this command had a finite loss at step 0
     program: tuple[Group, CompiledGroup] | None = None  # of one group: groups come one after the other
     with _interruptions() as interrupted:
         session = Session(workdir, progress, lambda: hosts.any_process(interrupted()))
@@ -129,6 +132,9 @@ def _run(
                 if session.interrupted():
                     raise interruption(workdir)
                 group, batch = _take(schedule, saved)
+                if program is not None and program[0] is not group and not alive:
+                    log.warning("stopped: no run had a finite loss at step 0; the same command tries the next program")
+                    return
                 progress.begin(index[id(group)])
                 if program is None or program[0] is not group:
                     program = None  # frees the memory of the program before
@@ -137,6 +143,7 @@ def _run(
                 traced_of_runs = [traced_of(run, last_rows, [by_key[key] for key in run.needs]) for run in batch]
                 histories = train_batch(program[1], batch, traced_of_runs, session, saved)
                 saved = None
+                alive |= any(np.isfinite(history[group.problem.loss][0]) for history in histories)
                 for run, history, values in zip(batch, histories, traced_of_runs, strict=True):
                     history |= tuning.column(run, values, len(history["train/rate_scale"]))
                 rows = write_finished(workdir, group.problem, batch, histories, swept)

@@ -168,10 +168,14 @@ SHARED: dict[str, Setting] = {
 }
 
 
+#: What every router may read in a call: steps taken so far, and steps of the run.
+TIMES = ("step", "steps")
+
+
 def router_context(node: Any, **context: Any) -> dict[str, Any]:
-    """Returns the context that a router reads: the step, and what it needs; `node` is the config node `router`.
+    """Returns the context that a router reads: step, steps, and what it needs; `node` is the config node `router`.
 
     Labels reach only routers that ask for them by name (`Router.needs`).
     """
     needs = ROUTERS[node.name].needs
-    return {name: value for name, value in context.items() if name == "step" or name in needs}
+    return {name: value for name, value in context.items() if name in (*TIMES, *needs)}

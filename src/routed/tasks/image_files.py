@@ -59,6 +59,8 @@ def load(name: str, directory: str) -> Images:
         train, test, classes = SETS[name].read(folder)
     for part in (train, test):
         _refuse_labels(part, classes, _again(name))
+        if part.x.dtype != np.uint8:
+            raise UserError(f"{part.labels}: pixels of type {part.x.dtype}, expected uint8, from 0 to 255")
     if train.x.shape[1:] != test.x.shape[1:]:
         raise UserError(
             f"{test.labels}: the images beside it are {test.x.shape[1:]}, those of {train.labels} are"
