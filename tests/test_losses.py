@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed.layer.auxiliary import auxiliary
+from routed.contracts import UserError
+from routed.layer.auxiliary import AUXILIARY, Auxiliary, auxiliary
 from routed.layer.rule import SelectionRule
 from routed.layer.selection import SELECTIONS, select
 from routed.settings.tree import from_flat

@@ -145,6 +145,13 @@ def test_a_missing_shard_is_named(tmp_path, mc4):
         load_mc4(tmp_path, mc4, **whole)
 
 
+def test_a_shard_that_is_trained_on_is_not_held_out(tmp_path, mc4):
+    train, valid = (mc4 / f"c4-{stem}.tfrecord-00000-of-00001.json.gz" for stem in ("bg-Latn", "bg-Latn-validation"))
+    valid.write_bytes(train.read_bytes())
+    with pytest.raises(UserError, match=rf"{valid.name} is the same file as {train.name}: what is held out must not"):
+        load_mc4(tmp_path, mc4)
+
+
 def test_shards_of_two_sets_are_refused(tmp_path, mc4):
     shard(mc4, "en", [SENTENCE], 0, 3)
     with pytest.raises(UserError, match=r"c4-en has shards of 2 different sets \(of 2 and of 3\)"):

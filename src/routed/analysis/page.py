@@ -84,12 +84,7 @@ def write_unfinished(
     unjudged: dict[str, Any] = {"claims": [], "answer": [], "gap": [], "shares": [], "threats": []}
     sentence = f"Not finished: {progress}. The verdicts come with the last run; load this page again for more."
     part = make_part([workdir], module, config, table) | unjudged
-    write_page(workdir / "report.html", [part | {"in_short": _after(part["diverged"], sentence)}])
-
-
-def _after(diverged: str, sentence: str) -> str:
-    """Returns a sentence after the one on diverged runs, if there are any."""
-    return f"{diverged}. {sentence}" if diverged else sentence
+    write_page(workdir / "report.html", [part | {"in_short": f"{part['diverged']} {sentence}".strip()}])
 
 
 def write_files(workdir: pathlib.Path, part: dict[str, Any]) -> None:
@@ -159,7 +154,7 @@ def make_part(
         "question": document.splitlines()[0] if document else config.name,
         "line": asked.line if config.figure else "",
         "claims": points.add(judged, asked.claims(config), table, config, swept, data.own),
-        "in_short": _after(lost, answer.summary(judged)),
+        "in_short": f"{lost} {answer.summary(judged)}".strip(),
         "diverged": lost,
         "answer": answer.answer(judged),
         "standings": arms.table(point, data, point_config) if len(point) else None,

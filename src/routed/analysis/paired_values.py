@@ -87,10 +87,8 @@ class Rows:
     def all_diverged(self, side: Side, at: Point) -> str:
         """Returns "all 4 runs of learned diverged" for a side whose runs all did, or else ""."""
         rows = self.at(_point_of(side, at)) if "arm" in side else self.last.iloc[:0]
-        runs = rows[rows.arm == side["arm"]] if len(rows) and side["arm"] != ANY_FAIR else rows
-        return (
-            f"all {len(runs)} runs of {side['arm']} diverged" if (runs.status == "diverged").all() and len(runs) else ""
-        )
+        status = rows.status[rows.arm == side["arm"]] if len(rows) else ()
+        return f"all {len(status)} runs of {side['arm']} diverged" if {*status} == {"diverged"} else ""
 
     def failed_control(self, side: Side, at: Point) -> str | None:
         """Returns the reason why the arm of a side is no control at a point, or None."""

@@ -111,10 +111,7 @@ def _run(
     mesh: Mesh,
     pages: EarlyPages | None,
 ) -> None:
-    """Trains the runs that are not `done`, batch by batch. `last_rows` are those of finished runs that others need.
-
-    Stops before a second program is compiled if no run had a finite loss at step 0.
-    """
+    """Trains the runs that are not `done`, batch by batch. `last_rows` are those of finished runs that others need."""
     all_groups, by_key = make_groups(runs, mesh), {run.key: run for run in runs}
     schedule, saved = Schedule(all_groups, done), checkpoint.agreed(workdir / "checkpoints")
     needed = {key for run in runs if run.key not in done for key in run.needs}
@@ -123,7 +120,7 @@ def _run(
     progress = Progress(
         [work_left(group, done) for group in all_groups], count_batches(Schedule(all_groups, done), saved)
     )
-    alive = False  # True if any run of this command had a finite loss at step 0
+    alive = bool(done)  # or a run had a finite loss at step 0: else no second program is compiled
     program: tuple[Group, CompiledGroup] | None = None  # of one group: groups come one after the other
     with _interruptions() as interrupted:
         session = Session(workdir, progress, lambda: hosts.any_process(interrupted()))
@@ -133,8 +130,7 @@ def _run(
                     raise interruption(workdir)
                 group, batch = _take(schedule, saved)
                 if program is not None and program[0] is not group and not alive:
-                    log.warning("stopped: no run had a finite loss at step 0; the same command tries the next program")
-                    return
+                    return log.warning("stopped: no loss was finite at step 0; the same command runs the others too")
                 progress.begin(index[id(group)])
                 if program is None or program[0] is not group:
                     program = None  # frees the memory of the program before

@@ -30,35 +30,20 @@ jax_use_shardy_partitioner=True jax_use_simplified_jaxpr_constants=False mock_nu
 """
 NUMBERS = dict(item.split("=") for item in _DEFAULTS.split())
 
-#: Flags that change no number: devices and their transfers, caches, logs, checks that end in an error, experiments
-#: without a part in these programs (`jax_` left out).
-_NAMES = """
-check_vma jax2tf_associative_scan_reductions jax2tf_default_native_serialization array_garbage_collection_guard
-auto_pcast backend_target bcoo_cusparse_lowering captured_constants_report_frames captured_constants_warn_bytes
-check_proxy_envs check_static_indices check_tracer_leaks compilation_cache_check_contents compilation_cache_dir
-compilation_cache_expect_pgle compilation_cache_include_metadata_in_key compilation_cache_max_size
-compiler_detailed_logging_min_ops cpu_collectives_implementation cpu_enable_async_dispatch
-cpu_get_global_topology_timeout_minutes cpu_get_local_topology_timeout_minutes cross_host_transfer_socket_address
-cross_host_transfer_timeout_seconds cross_host_transfer_transfer_size cross_host_transport_addresses
-cuda_visible_devices debug_infs debug_key_reuse debug_leaked_clients_on_clear_backends debug_log_modules debug_nans
-default_device disable_bwd_checks disable_vmap_shmap_error disallow_mesh_context_manager distributed_debug
-dump_ir_modes dump_ir_to enable_checks enable_compilation_cache enable_custom_prng enable_pgle
-enable_preemption_service enable_recoverability error_checking_behavior_divide error_checking_behavior_nan
-error_checking_behavior_oob experimental_unsafe_xla_runtime_errors explain_cache_misses
-export_calling_convention_version export_ignore_forward_compatibility force_dcn_cross_host_transfers
-hlo_source_file_canonicalization_regex include_debug_info_in_dumps include_full_tracebacks_in_locations
-legacy_prng_key log_checkpoint_residuals log_compiles logging_level mosaic_allow_hlo mutable_array_checks no_tracing
-num_cpu_devices numpy_rank_promotion oneapi_visible_devices pallas_enable_debug_checks pallas_verbose_errors
-persistent_cache_enable_xla_caches persistent_cache_min_compile_time_secs persistent_cache_min_entry_size_bytes
-pgle_aggregation_percentile pgle_profiling_runs pjrt_client_create_options platform_name platforms pprint_use_color
-raise_persistent_cache_errors remove_custom_partitioning_ptr_from_cache_key remove_size_one_mesh_axis_from_type
-rocm_visible_devices send_traceback_to_runtime serialization_version share_binary_between_hosts
-share_binary_between_hosts_timeout_ms sort_devices_by_process_index source_url_schema thread_guard
-traceback_filtering traceback_in_locations_limit tracer_error_num_traceback_frames transfer_guard
-transfer_guard_device_to_device transfer_guard_device_to_host transfer_guard_host_to_device xla_backend
-xla_profile_version
-"""
-HARMLESS = frozenset(name if name.startswith(("check_vma", "jax2tf")) else f"jax_{name}" for name in _NAMES.split())
+#: Flags that change no number, as patterns of families and names: devices and transfers, caches, logs, checks that end
+#: in an error, experiments without a part in these programs.
+HARMLESS = re.compile(
+    r"check_vma|jax2tf_\w+|jax_(\w+_cache_\w+|compilation_cache_\w+|raise_persistent_cache_errors|cpu_\w+|cross_host_\w+"
+    r"|debug_\w+|distributed_debug|dump_\w+|enable_(checks|compilation_cache|custom_prng|pgle|\w+_service|recoverability)"
+    r"|error_checking_\w+|explain_\w+|export_\w+|include_\w+|log\w+|pgle_\w+|platform\w*|share_binary_\w+|traceback_\w+"
+    r"|transfer_guard\w*|\w+_visible_devices|array_garbage_collection_guard|auto_pcast|backend_target|legacy_prng_key"
+    r"|bcoo_cusparse_lowering|captured_constants_\w+|check_(proxy_envs|static_indices|tracer_leaks)|default_device"
+    r"|compiler_detailed_logging_min_ops|disable_(bwd_checks|vmap_shmap_error)|disallow_mesh_context_manager"
+    r"|experimental_unsafe_xla_runtime_errors|force_dcn_\w+|hlo_source_\w+|mosaic_allow_hlo|mutable_array_checks"
+    r"|no_tracing|num_cpu_devices|numpy_rank_promotion|pallas_(enable_debug_checks|verbose_errors)|pjrt_\w+"
+    r"|pprint_use_color|remove_\w+|send_traceback_to_runtime|serialization_version|sort_devices_\w+|source_url_schema"
+    r"|thread_guard|tracer_error_\w+|xla_backend|xla_profile_version)"
+)
 
 
 def values() -> dict[str, Any]:
@@ -78,7 +63,7 @@ def refuse_changed() -> None:
     """
     for name, value in values().items():
         is_set = name.upper() in os.environ or value != _FIRST.get(name)
-        if is_set and name not in HARMLESS and str(value) != NUMBERS.get(name):
+        if is_set and not HARMLESS.fullmatch(name) and str(value) != NUMBERS.get(name):
             raise UserError(
                 f"{name.upper()}={value} is set, which may change numbers, and no run records it: unset it (in a file:"
                 f" leave {name} as it is)"

@@ -104,7 +104,7 @@ def diverged(table: pd.DataFrame, loss: str) -> str:
         return ""
     arms = ", ".join(f"{arm} {count}" for arm, count in lost.groupby("arm", sort=False).run.nunique().items())
     by = lost.assign(step=lost.step.where(~np.isfinite(lost[loss]), lost.step.max())).groupby("run").step.min().max()
-    return f"{lost.run.nunique()} of {runs.run.nunique()} runs diverged by step {by:,} ({arms})"
+    return f"{lost.run.nunique()} of {runs.run.nunique()} runs diverged by step {by:,} ({arms})."
 
 
 def at_base(rows: pd.DataFrame, keys: Iterable[str], base: dict[str, Any]) -> pd.DataFrame:

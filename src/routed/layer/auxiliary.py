@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Routing, SoftRouting, UserError, nearest
 from routed.metrics.load import load_of
-from routed.settings.setting import Setting, When, accept, at_least, one_of, refuse
+from routed.settings.setting import COEFFICIENT, Setting, When, accept, one_of, refuse
 from routed.settings.tree import from_flat
 
 
@@ -153,7 +153,7 @@ def loss_settings() -> dict[str, Setting]:
     """Returns the settings of the node `losses`: a coefficient for each loss of the table, and the loss's settings."""
     settings: dict[str, Setting] = {}
     for name, loss in AUXILIARY.items():
-        settings[name] = Setting(0.0, f"coefficient of an auxiliary loss: {loss.doc}", at_least(0))
+        settings[name] = Setting(0.0, f"coefficient of an auxiliary loss: {loss.doc}", COEFFICIENT)
         settings |= loss.settings
     return settings
 

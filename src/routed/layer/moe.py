@@ -194,11 +194,11 @@ def _check_tokens(expert: nn.Module, x: Array) -> None:
       UserError: names the tokens, and what the expert makes of one.
     """
     alone, token = expert.clone(parent=None), jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
-    made = jax.eval_shape(lambda x: alone.init_with_output(jax.random.key(0), x)[0], token)
-    if (shape := getattr(made, "shape", ())) == (1, *shape[1:2]) and len(shape) == 2:
+    output = jax.eval_shape(lambda x: alone.init_with_output(jax.random.key(0), x)[0], token)
+    if (shape := getattr(output, "shape", ())) == (1, *shape[1:2]) and len(shape) == 2:
         return
     raise UserError(
-        f"tokens {list(x.shape)}: of one of them {type(expert).__name__} makes {list(shape) or type(made).__name__},"
+        f"tokens {list(x.shape)}: of one of them {type(expert).__name__} makes {list(shape) or type(output).__name__},"
         " it must make [1, outputs]: a layer takes tokens [T, ...] in one axis (x.reshape(-1, D)), and an expert"
         " returns [T, outputs]"
     )

@@ -47,7 +47,7 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
     table = execution.execute(runs, table, workdir, devices.make_mesh(config))
     lost = rows.diverged(table, problem_of(config).loss)
     if len({run.key for run in runs} - {*table.run}):
-        raise UserError(f"{subject.name}: {lost}: its scores, or what training makes of them, are not finite")
+        raise UserError(f"{subject.name}: {lost} Its scores, or what training makes of them, are not finite")
     seeds = [config.seed + i for i in range(config.seeds)]
     signal = measures.gradient_signal(config, seeds) if ROUTERS[subject.name].learns else np.zeros(len(seeds))
     cost = measures.cost(config)

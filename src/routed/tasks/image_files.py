@@ -130,7 +130,7 @@ def _idx_part(folder: pathlib.Path, split: str) -> Split:
 
 
 def _idx_array(folder: pathlib.Path, split: str, what: str, axes: int) -> tuple[np.ndarray, pathlib.Path]:
-    """Decodes an IDX file: magic number (0, 0, type 8 for bytes, number of axes), an int32 for each axis, the bytes."""
+    """Decodes an IDX file: magic number (0, 0, type 8 for bytes, number of axes), a uint32 for each axis, the bytes."""
     names = [f"{split}-{what}{dot}idx{axes}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
     path = _find(folder, names, "idx")
     data, header, magic = _content(path, "idx"), 4 + 4 * axes, bytes((0, 0, 8, axes))
@@ -139,7 +139,7 @@ def _idx_array(folder: pathlib.Path, split: str, what: str, axes: int) -> tuple[
             f"{path}: starts with {data[:4].hex() or 'nothing'}, expected {magic.hex()} (IDX, bytes, {axes} axes);"
             f" {_again('idx')}"
         )
-    shape = tuple(np.frombuffer(data, ">i4", axes, offset=4).tolist())
+    shape = tuple(np.frombuffer(data, ">u4", axes, offset=4).tolist())
     if len(data) != header + math.prod(shape):
         raise UserError(
             f"{path}: {len(data)} bytes, expected {header + math.prod(shape)} as its header says {shape}; "

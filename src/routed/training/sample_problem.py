@@ -138,9 +138,10 @@ class SampleProblem(Problem):
             block_rule = rule._replace(group_size=group_of(rule.group_size, len(batch.tokens)))
             outputs = self.model.apply(params, state, batch, block_rule, EVALUATION_DISPATCH, key, step)
             routing = outputs.sites[SITE].routing if outputs.sites else None
-            made, asked = outputs.prediction.shape[-1], self.task.outputs(self.config.data)
-            if self.experts is not None and made != asked:
-                refuse("experts.name", self.config.experts.name, f"it makes [T, {made}]; must be outputs [T, {asked}]")
+            width, outputs_of_task = outputs.prediction.shape[-1], self.task.outputs(self.config.data)
+            if self.experts is not None and width != outputs_of_task:
+                shapes = f"it makes [T, {width}]; must be outputs [T, {outputs_of_task}]"
+                refuse("experts.name", self.config.experts.name, shapes)
             return outputs.prediction, routing, look(evaluation, Block(batch, block_rule, outputs, key))
 
         # Fewer images at once where experts are networks on images: the windows of all experts are in memory.
