@@ -21,7 +21,7 @@ from routed.contracts import UserError
 from routed.engine import batches, checkpoint, execution, results, tables
 from routed.experts import EXPERTS
 from routed.plan.config import problem_of
-from routed.system import files
+from routed.system import files, signals
 from routed.system.progress import Progress
 from tests.conftest import without_papers
 from tests.test_checkpoint import flipped, halved
@@ -56,9 +56,21 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(folder):
-    """Runs the experiment in a workdir: 2 arms x 2 seeds, 2 runs at a time, so 2 batches of 3 chunks."""
+    """Runs the experiment in a workdir: 2 arms x 2 seeds, 2 runs at a time, so 2 batches of 3 chunks.
+
+    Returns True if runs diverged, which the exit code says.
+    """
     always = f"--config={write_experiment(folder)}", "--verbosity=0"  # as the entry point sets it
-    return lambda workdir, *arguments: command(*always, f"--workdir={workdir}", *arguments)
+
+    def diverged(workdir, *arguments):
+        try:
+            command(*always, f"--workdir={workdir}", *arguments)
+        except SystemExit as ended:
+            assert ended.code == signals.DIVERGED
+            return True
+        return False
+
+    return diverged
 
 
 @pytest.fixture
@@ -518,15 +530,15 @@ def test_judging_and_placing_may_change(finished, run, saves):
 def test_a_diverged_point_is_marked_and_touches_no_other(finished, run, tmp_path):
     """Also under an arm that takes a setting from a run that diverged."""
     arms = "--config.arms=learned,frozen,frozen_sharp"
-    run(tmp_path / "with", arms, "--sweep=experts.learning_rate=0.01,1e4", "--config.seeds=1")
-    run(tmp_path / "without", arms, "--config.seeds=1")
+    assert run(tmp_path / "with", arms, "--sweep=experts.learning_rate=0.01,1e4", "--config.seeds=1")
+    assert not run(tmp_path / "without", arms, "--config.seeds=1")
     rows = table(tmp_path / "with")
     lost = rows["experts.learning_rate"] > 1
     assert set(rows[lost].status) == {"diverged"} and set(rows[~lost].status) == {"ok"}
     assert set(rows[lost].arm) == {"learned", "frozen", "frozen_sharp"}
     assert np.isnan(rows[lost & (rows.step == 30)]["test/loss"]).all()
     same(rows[~lost].drop(columns="experts.learning_rate").reset_index(drop=True), table(tmp_path / "without"))
-    run(tmp_path / "all", "--config.experts.learning_rate=1e4")  # the report survives it, too
+    assert run(tmp_path / "all", "--config.experts.learning_rate=1e4")  # the report survives it, too
     assert set(table(tmp_path / "all").status) == {"diverged"}
 
 

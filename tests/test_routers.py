@@ -309,7 +309,7 @@ class Annealed(nn.Module):
 def test_a_router_knows_how_many_steps_there_will_be(monkeypatch):
     """Without asking, in a run as in a card; who asks is told so."""
     monkeypatch.setitem(ROUTERS, "annealed", Router(lambda own, experts: Annealed(experts)))
-    config = override(base(), {"router.name": "annealed", "steps": 50})
+    config = override(base(), {"router.name": "annealed", "steps": 50, "experts.count": 4})
     init, apply = suite.scores_of(config, 4)
     x = jnp.ones((3, 4))
     variables, model = init(jax.random.key(0), x), single_layer(config)
