@@ -16,7 +16,10 @@ from absl import flags
 
 from routed import main
 from routed.contracts import UserError
-from routed.engine import devices, limits
+from routed.engine import devices, jax_flags, limits
+from routed.experts import EXPERTS
+from routed.layer.auxiliary import AUXILIARY
+from routed.metrics.router import METRICS
 from routed.plan import experiment, runs
 from routed.plan.arms import ARMS
 from routed.plan.workdir import default_workdir
@@ -24,6 +27,8 @@ from routed.settings.tree import override, parse
 from routed.system import files, hosts, supervisor
 from routed.system.commands import COMMANDS
 from routed.system.experiments import packaged
+from routed.tasks import TASKS
+from routed.training.task_losses import TASK_LOSSES
 from tests.patience import PATIENCE
 
 #: 3 chunks of 10 steps; two arms of two seeds make 4 runs. Constant experts compile fastest.
@@ -101,7 +106,14 @@ def tiny(tmp_path, monkeypatch):
         (["--config.steps", "many"], ["steps=many", "expected int"]),
         (["--config.router.frozen=1"], ["router.frozen=1", "true or false"]),
         (["--config.router.learning_rate=inf"], ["router.learning_rate=inf", "finite"]),
-        (["--config.router.learning_rate=-1"], ["router.learning_rate=-1.0", "at least 0"]),
+        (["--config.router.learning_rate=-1"], ["router.learning_rate=-1.0", "must be in [0.0, 10000.0]"]),
+        (["--config.router.learning_rate=1e5"], ["router.learning_rate=100000.0", "must be in [0.0, 10000.0]"]),
+        (["--config.optimizer.weight_decay=1e8"], ["optimizer.weight_decay=100000000.0", "must be in [0.0, 10000.0]"]),
+        (["--config.losses.balance=1e20"], ["losses.balance=1e+20", "must be in [0.0, 1000000.0]"]),
+        (["--config.phases=,,,"], ["phases=,,,", "a value is missing before a comma"]),
+        (["--shard=0/2", "--list=settings"], ["--shard=0/2", "I from 1 to N"]),
+        (["--topology=1e38", "--list"], ["--topology=1e38", "add --dry_run, without --list"]),
+        (["--join_seconds=-1", "--list"], ["join_seconds", "-1"]),
         (["--config.optimizer.momentum=1"], ["optimizer.momentum=1.0", "[0, 1)"]),
         (["--config.experts.count=0"], ["experts.count=0", "at least 1"]),
         (["--config.selection.eval.k=5"], ["selection.eval.k=5", "experts.count=4", "lower selection.eval.k"]),
@@ -221,7 +233,7 @@ def test_a_wrong_experiment_is_named_with_its_fix(tiny, spec, parts):
         ("c.unlock().data.sampels = 3", ["'data.sampels'", "did you mean 'data.samples'"]),
         ("c.steps = True", ["steps=True", "expected int, got bool"]),
         ("c.steps = '3'", ["steps", "int"]),
-        ("c.router.learning_rate = float('inf')", ["router.learning_rate=inf", "at least 0"]),
+        ("c.router.learning_rate = float('inf')", ["router.learning_rate=inf", "[0.0, 10000.0]"]),
     ],
 )
 def test_an_experiment_file_cannot_bend_the_config(tiny, line, parts):
@@ -253,9 +265,61 @@ def test_what_the_page_cannot_say_is_refused_before_anything_trains(tiny, old, n
     assert not (tiny.parent / "out").exists()
 
 
+#: part -> lines of a file that fill in its table, a setting that asks for it, and the refusal.
+SHAPES = {
+    "expert": (
+        'EXPERTS["own"] = EXPERTS["constant"]._replace(make=lambda own, outputs: Constant(1))',
+        "experts.name=own",
+        "experts.name='own': it makes [T, 1]; must be outputs [T, 2]",
+    ),
+    "task": (
+        'TASKS["own"] = TASKS["gmm"]._replace(draw=lambda *a: TASKS["gmm"].draw(*a),'
+        ' batch=lambda *a: (b := TASKS["gmm"].batch(*a))._replace(y=b.y[:, :1]))',
+        "data.name=own",
+        "data.name='own': its test samples have y [64, 1]: must be [64, 2], as `outputs` says",
+    ),
+    "task loss": (
+        'TASK_LOSSES["own"] = TASK_LOSSES["squared"]._replace(value=lambda prediction, y: (prediction - y) ** 2)',
+        "loss=own",
+        "loss='own': it makes [64, 2]; must be [B], a loss a sample",
+    ),
+    "auxiliary loss": (
+        'AUXILIARY["own"] = AUXILIARY["z"]._replace(value=lambda inputs: inputs.probs.max(1))',
+        "losses.own=1",
+        "auxiliary loss 'own' returns [8]; it must return one number, such as a mean",
+    ),
+    "metric": (
+        'METRICS["own"] = Metric(lambda gate: gate.probs.mean(0), Column("own"))',
+        "steps=30",
+        "metric 'own' returns [4]; it must return one number, such as a mean",
+    ),
+}
+TABLES = {"expert": EXPERTS, "task": TASKS, "task loss": TASK_LOSSES, "auxiliary loss": AUXILIARY, "metric": METRICS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [["--dry_run"], ["--workdir=w"]])
+@pytest.mark.parametrize("part", SHAPES)
+def test_a_part_that_returns_another_shape_is_named(tiny, monkeypatch, part, flags):
+    code, setting, text = SHAPES[part]
+    monkeypatch.setitem(TABLES[part], "own", next(iter(TABLES[part].values()), None))  # and removed afterwards
+    monkeypatch.delitem(TABLES[part], "own")
+    imports = (
+        "from routed.contracts import Column",
+        "from routed.experts import EXPERTS",
+        "from routed.experts.constant import Constant",
+        "from routed.layer.auxiliary import AUXILIARY",
+        "from routed.metrics.router import METRICS, Metric",
+        "from routed.tasks import TASKS",
+        "from routed.training.task_losses import TASK_LOSSES",
+    )
+    tiny.write_text(tiny.read_text().replace("PROTOCOL =", "\n".join((*imports, code, "PROTOCOL =")), 1))
+    assert text in refusal(f"--config={tiny}", f"--config.{setting}", *flags)
+
+
 def test_a_workdir_that_cannot_be_one(tiny):
     """A file in the way, a file above it."""
-    assert "file exists" in refusal(f"--config={tiny}", f"--workdir={tiny}")
+    assert "file exists, and a folder is needed" in refusal(f"--config={tiny}", f"--workdir={tiny}")
     assert "not a directory" in refusal(f"--config={tiny}", f"--workdir={tiny}/w")
 
 
@@ -266,6 +330,7 @@ def test_a_workdir_that_cannot_be_one(tiny):
         (errno.EACCES, "permission"),
         (errno.ENOSPC, "free some space"),
         (errno.EDQUOT, "free some"),
+        (errno.EFBIG, "see ulimit -f"),
     ],
 )
 def test_errors_of_the_disk_say_what_to_do(tmp_path, monkeypatch, code, part):
@@ -434,17 +499,24 @@ def test_a_command_wins_over_the_sweep_of_a_figure(tiny, capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first_line", "argument", "part"),
+    ("first_line", "argument", "part", "variables"),
     [
-        ("raise ValueError('two\\nlines')", "--config.seeds=1", "does not import: ValueError: two lines"),
-        ("", "--workdri=x", "workdir"),
+        ("raise ValueError('two\\nlines')", "--config.seeds=1", "does not import: ValueError: two lines", {}),
+        ("", "--workdri=x", "workdir", {}),
+        ("", "--dry_run", "Unable to initialize backend 'abacus'", {"JAX_PLATFORMS": "abacus"}),
+        (
+            "",
+            "--dry_run",
+            "invalid truth value 'perhaps' for environment 'JAX_ENABLE_X64'",
+            {"JAX_ENABLE_X64": "perhaps"},
+        ),
     ],
 )
-def test_the_process_ends_in_one_line(tiny, first_line, argument, part):
-    """Whether absl refuses the flags, before it has set up the log, or we do."""
+def test_the_process_ends_in_one_line(tiny, first_line, argument, part, variables):
+    """Whether absl refuses the flags, before it has set up the log, or we do, or JAX its variables."""
     tiny.write_text(f"{first_line}\n{tiny.read_text()}")
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    found = process("-m", "routed.main", f"--config={tiny}", argument)
+    found = process("-m", "routed.main", f"--config={tiny}", argument, env=os.environ | variables)
     assert found.returncode == 2
     assert re.fullmatch(r"\d\d:\d\d:\d\d error: .*\n", found.stderr) and part in found.stderr, found.stderr
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 10  # of the CPU, not of a busy clock
@@ -533,13 +605,40 @@ def test_any_locale_will_do(tiny):
         files.folder("w\udcc3\udcbc")  # as such a locale reads the name wü
 
 
-def test_64_bits_are_refused(monkeypatch):
-    jax.config.update("jax_enable_x64", True)
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("jax_enable_x64", True),
+        ("jax_random_seed_offset", 5),
+        ("jax_default_prng_impl", "rbg"),
+        ("jax_threefry_partitionable", False),
+    ],
+)
+def test_what_would_change_every_number_is_refused(tiny, flag, value):
+    """Also in a user's file, which is loaded after the first look."""
+    before = jax.config.values[flag]
+    tiny.write_text(f"import jax\njax.config.update({flag!r}, {value!r})\n{tiny.read_text()}")
     try:
-        with pytest.raises(UserError, match="JAX_ENABLE_X64 is set, and runs are in 32 bits: unset it"):
+        text = refusal(f"--config={tiny}", "--dry_run")
+        assert text.startswith(f"{flag.upper()}={value} is set, which may change numbers, and no run records it"), text
+        with pytest.raises(UserError):
             devices.split_host()
     finally:
-        jax.config.update("jax_enable_x64", False)
+        jax.config.update(flag, before)
+
+
+def test_every_flag_of_jax_is_known():
+    """A flag of a new JAX that changes numbers belongs into NUMBERS, any other into HARMLESS."""
+    listed = jax_flags.values()
+    assert {name for name in listed if not jax_flags.HARMLESS.fullmatch(name)} == {*jax_flags.NUMBERS}
+    assert {name: str(listed[name]) for name in jax_flags.NUMBERS} == jax_flags.NUMBERS  # the defaults of this JAX
+
+
+def test_flags_that_xla_cannot_read_are_named():
+    """XLA would end the process."""
+    with pytest.raises(UserError, match="XLA_FLAGS=--xla_nonsense=1: Unknown flag"):
+        jax_flags.refuse_unknown(" --xla_nonsense=1")
+    jax_flags.refuse_unknown(os.environ["XLA_FLAGS"])
 
 
 @pytest.mark.slow

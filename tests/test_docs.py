@@ -237,13 +237,13 @@ def test_prototypes_follow_the_means_of_their_tokens(tmp_path):
 
 
 def test_a_router_that_uses_the_training_step(tmp_path):
-    config, table, _ = train("A router that uses the training step", tmp_path, {"router.half_life": 1.0})
+    config, table, _ = train("A router that uses the training step", tmp_path, {"router.halvings": 2.0})
     entropy = column(table, "router/entropy_token", arm="frozen")
     assert entropy[0] > entropy[1] > entropy[2]  # the same weights
     assert column(table, "router/params_changed", arm="frozen").tolist() == [0, 0, 0]
-    np.testing.assert_allclose(scores_of(config, step=2)[0], 4 * scores_of(config)[0], rtol=1e-6)
-    slower = override(config, {"router.half_life": 2.0})
-    np.testing.assert_allclose(scores_of(slower, step=2)[0], 2 * scores_of(config)[0], rtol=1e-6)
+    for steps in (config.steps, 10 * config.steps):  # a run of any length ends as sharp
+        longer = override(config, {"steps": steps})
+        np.testing.assert_allclose(scores_of(longer, step=steps)[0], 4 * scores_of(config)[0], rtol=1e-6)
 
 
 def test_a_task_with_settings(tmp_path):
@@ -346,7 +346,7 @@ def test_an_arm(tmp_path):
 
 
 def test_an_auxiliary_loss(tmp_path):
-    changes = {"losses.discord_ramp": 1.0, "arms": ("learned", "frozen")}
+    changes = {"losses.discord_ramp": 0.5, "arms": ("learned", "frozen")}
     config, table, _ = train("An auxiliary loss", tmp_path, changes, ["losses.discord=0,1"])
     off, on = (column(table, "router/norm_mean", arm="learned", losses__discord=weight) for weight in (0.0, 1.0))
     assert off[0] == on[0] and off[1] == pytest.approx(on[1], rel=1e-6)  # the ramp is 0 at the first step
@@ -363,9 +363,9 @@ def test_an_auxiliary_loss_by_hand(tmp_path):
     _, config = load("An auxiliary loss", tmp_path)
     probs, outputs = jnp.array([[0.5, 0.5], [1.0, 0.0]]), jnp.array([[[0.0], [2.0]], [[5.0], [7.0]]])
     routing = SoftRouting(jnp.log(probs), probs)
-    for step, expected in ((0, 0.0), (250, 0.25), (500, 0.5), (5000, 0.5)):  # variances 1 and 0
+    for step, expected in ((0, 0.0), (250, 0.25), (500, 0.5), (5000, 0.5)):  # variances 1 and 0; a tenth of the steps
         total, values = auxiliary.auxiliary(
-            routing, {"discord": 2.0}, losses=node_of(config).losses, responses=lambda: outputs, step=step
+            routing, {"discord": 2.0}, losses=node_of(config).losses, responses=lambda: outputs, step=step, steps=5000
         )
         assert float(values["discord"]) == pytest.approx(expected) and float(total) == pytest.approx(2 * expected)
 

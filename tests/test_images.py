@@ -138,6 +138,10 @@ IDX_DAMAGE = {
         lambda f: damaged(f / "train-images-idx3-ubyte", lambda b: b[:-1]),
         r"train-images-idx3-ubyte: 135 bytes, expected 136 as its header says \(6, 5, 4\)",
     ),
+    "a number of images with the highest bit": (
+        lambda f: damaged(f / "train-images-idx3-ubyte", lambda b: b[:4] + b"\xff" * 4 + b[8:]),
+        r"expected 85899345916 as its header says \(4294967295, 5, 4\)",
+    ),
     "a file that is too long": (
         lambda f: damaged(f / "t10k-labels-idx1-ubyte", lambda b: b + b"\0"),
         r"t10k-labels-idx1-ubyte: 12 bytes, expected 11 as its header says \(3,\)",
@@ -508,3 +512,11 @@ def test_config_json_names_the_images_by_their_content(config, tmp_path):
     assert problem_of(moved).digest(moved) == said
     assert problem_of(base()).digest(base()) == "generated from the seed"
     assert [name for name, one in image_files.SETS.items() if not one.files] == ["patterns"]
+
+
+def test_images_of_another_type_are_refused(monkeypatch):
+    """NaN among them would be no number of 0 to 255."""
+    part = image_files.Split(np.full((2, 4, 4, 1), np.nan), np.arange(2), "mine")
+    monkeypatch.setitem(image_files.SETS, "own", image_files.ImageSet(lambda folder: (part, part, 2)))
+    with pytest.raises(UserError, match="mine: pixels of type float64, expected uint8, from 0 to 255"):
+        load("own", "")

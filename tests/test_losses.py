@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed.layer.auxiliary import auxiliary
+from routed.contracts import UserError
+from routed.layer.auxiliary import AUXILIARY, Auxiliary, auxiliary
 from routed.layer.rule import SelectionRule
 from routed.layer.selection import SELECTIONS, select
 from routed.settings.tree import from_flat
@@ -119,6 +120,15 @@ def test_coefficients_weigh_and_fixed_routers_have_none():
     total, _ = auxiliary(routing, {"balance": 0.5, "importance": 3.0})
     assert float(total) == pytest.approx(0.5 * 2 + 3 * 1)
     assert float(auxiliary(routing, ALL, learned=jnp.array(False))[0]) == 0.0
+
+
+def test_a_loss_that_is_none_is_named(monkeypatch):
+    routing = select(SelectionRule(k=2), COLLAPSED)
+    with pytest.raises(UserError, match=r"loss 'balanc' is unknown \(did you mean 'balance'\?\); known: balance, "):
+        auxiliary(routing, {"balanc": 1.0})
+    monkeypatch.setitem(AUXILIARY, "own", Auxiliary(lambda inputs: inputs.probs.max(1), ""))
+    with pytest.raises(UserError, match=rf"loss 'own' returns \[{T}\]; it must return one number"):
+        auxiliary(routing, {"own": 1.0})
 
 
 def test_padding_counts_nowhere():

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import chex
 import flax.linen as nn
@@ -86,6 +87,29 @@ def test_scores_of_a_users_router_are_checked_before_they_are_used(change, given
 def test_a_layer_that_cannot_be_is_refused(changes, refusal):
     with pytest.raises(UserError, match=re.escape(refusal)):
         layer(**changes)
+
+
+class Other(nn.Module):
+    change: Any
+
+    @nn.compact
+    def __call__(self, x):
+        return self.change(nn.Dense(2)(x))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "change", "output"),
+    [
+        (X.reshape(3, 4, 4), lambda y: y, "[1, 4, 2]"),
+        (X, lambda y: y[:, 0], "[1]"),
+        (X, lambda y: y[:, None], "[1, 1, 2]"),
+        (X, lambda y: (y, y), "tuple"),
+    ],
+)
+def test_tokens_and_outputs_of_another_rank_are_refused(tokens, change, output):
+    refusal = f"tokens {list(tokens.shape)}: of one of them Other makes {output}, it must make [1, outputs]"
+    with pytest.raises(UserError, match=re.escape(refusal)):
+        jax.eval_shape(layer().clone(expert=Other(change)).init, jax.random.key(0), tokens)
 
 
 def test_equal_experts_make_routing_irrelevant():

@@ -61,18 +61,19 @@ def test_a_device_holds_its_experts_only_and_the_program_no_collective_too_many(
 
 def test_what_does_not_divide_is_refused_with_what_does():
     mesh = make_mesh(2, 4)
-    with pytest.raises(UserError, match=r"mesh.expert=4: does not divide experts.count=6; use 3"):
+    with pytest.raises(UserError, match=r"4 devices of the mesh's axis 'expert' cannot share 6 experts; use 3"):
         check(mesh, 6, 64, 8)
     with pytest.raises(
-        UserError, match=r"group_size=16: 4 groups of 64 tokens cannot be shared by 8 .* use selection.group_size=8"
+        UserError, match=r"group_size=16: 4 groups of 64 tokens cannot be shared by 8 .* use group_size=8"
     ):
         check(mesh, 8, 64, 16)
     with pytest.raises(UserError, match="use a multiple of 8 tokens"):
         check(mesh, 8, 12, 12)
     check(mesh, 8, 64, 8)
     x = jnp.zeros((64, 4))
-    with pytest.raises(UserError, match=r"use selection.group_size=8"):
-        jax.eval_shape(layer(mesh, SelectionRule(k=2)).init, jax.random.key(0), x)
+    with pytest.raises(UserError, match=r"^group_size=64: 1 groups of 64 tokens .* use group_size=8"):
+        jax.eval_shape(layer(mesh, SelectionRule(k=2, capacity_factor=1.0)).init, jax.random.key(0), x)
+    jax.eval_shape(layer(mesh, SelectionRule(k=2)).init, jax.random.key(0), x)  # dropless: groups mean nothing
     with pytest.raises(TypeError, match="'gather' cannot share experts over a mesh; use 'slots', 'ragged' or 'auto'"):
         jax.eval_shape(layer(mesh).clone(dispatch="gather").init, jax.random.key(0), x)
     assert RULE.group_size == 8

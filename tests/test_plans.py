@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from routed.bench import cluster, gmm, harness
-from routed.bench.harness import Baseline, Case, Work, timed
+from routed.bench import cluster, dispatch, gmm, harness, lm, scaling, t5, trace
+from routed.bench.__main__ import BENCHES
+from routed.bench.harness import Baseline, Case, Work, as_line, timed
 from routed.contracts import UserError
 from routed.engine import dry_run
 from routed.engine.devices import make_mesh
@@ -130,3 +131,36 @@ def test_the_floor_of_a_step_by_hand():
     """800 samples of 4 x 50, 16 filters, 8 experts: 4 800 (200 16 + 50 8) = 11.52 MFLOP, 800 200 8 bytes = 1.28 MB."""
     _, config = experiment.configure("experiments/cluster_cnn.py:smoke", ["data.samples=800", "batch_size=800"])
     assert cluster.step_work(config)[:2] == (11.52e6, 1.28e6)
+
+
+#: bench -> its module's sizes here, as small as they can be.
+SMALLEST = {
+    "gmm": {"CASES": {"constant": ({"experts.name": "constant", "batch_size": 8}, 2, "")}, "RUNS": (1,)},
+    "dispatch": {
+        "SMALL": dispatch.SMALL | {"tokens": 64, "dim": 8, "hidden": 8, "experts": 4},
+        "CPU_CASES": {"base": ({}, ("slots", "dense_ffn"))}, "TIMES": 1, "SEED_TIMES": 1, "SEEDS": 2,
+    },
+    "t5": {"SHAPES": {"small": t5.Shape(scaling.SMALL | t5.TOP_K, 4, (("dense", 4, 2), ("sparse", 4, 2)))}},
+    "lm": {"SHAPES": {"least": lm._shape(8, 2, 8, 4, 30)}, "KINDS": {"smoe": lm.KINDS["smoe"]}, "SHARED": ()},
+    "cluster": {"EXPERIMENT": "experiments/cluster_cnn.py:smoke", "SEEDS": 1},
+    "patches": {
+        "RUNS": {1: 1}, "STEPS": 1, "MODELS": {"cnn": {"model": "patch_cnn"}},
+        "EXPERIMENT": "experiments/patch_wrn.py:smoke", "CHANGES": ["data.images=patterns"],
+    },
+    "images": {"STEPS": 1, "EXPERIMENT": "experiments/chen_images.py:gates,smoke", "CHANGES": ["data.images=patterns"]},
+    "scaling": {"MESHES": ((2, 4),), "in_new_process": lambda code: 1.0},
+    "tables": {"RUNS": (1_000,)},
+    "trace": {"TOKENS": 2048, "MANY": 4096, "CHUNK": 2048, "DEEP": trace.Shape(4, 8, 2)},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_every_bench_runs_at_its_smallest_size(name, monkeypatch):
+    """Others have tests of their own: gpu, parts (tests/test_decoder.py); pods needs libtpu."""
+    assert BENCHES.keys() - SMALLEST.keys() == {"gpu", "parts", "pods"}
+    for key, value in SMALLEST[name].items():
+        monkeypatch.setattr(BENCHES[name], key, value)
+    arguments = [Baseline(None, BENCHES[name].LINES)] if hasattr(BENCHES[name], "LINES") else []
+    records = [*BENCHES[name].bench(1, *arguments)]
+    assert records and all(as_line(record) for record in records)

@@ -201,7 +201,7 @@ def test_a_report_of_one_workdir_makes_its_files_again(finished, tmp_path, monke
     for name in names:
         (tmp_path / "one" / name).write_text("of before")
     monkeypatch.setattr(workdirs, "experiment_of", lambda folder: (experiment(), config))
-    for page_elsewhere, again in ((str(tmp_path / "page.html"), 0), (None, len(names))):
+    for page_elsewhere, again in ((str(tmp_path / "new" / "page.html"), 0), (None, len(names))):
         for flag, value in (("OUT", page_elsewhere), ("DOCS", None), ("FINDINGS", None), ("REJUDGE", None)):
             monkeypatch.setattr(report, flag, types.SimpleNamespace(value=value))
         report.main(["report", str(tmp_path / "one")])

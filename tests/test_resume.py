@@ -19,8 +19,9 @@ import routed
 from routed.analysis import workdirs
 from routed.contracts import UserError
 from routed.engine import batches, checkpoint, execution, results, tables
+from routed.experts import EXPERTS
 from routed.plan.config import problem_of
-from routed.system import files
+from routed.system import files, signals
 from routed.system.progress import Progress
 from tests.conftest import without_papers
 from tests.test_checkpoint import flipped, halved
@@ -55,9 +56,21 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(folder):
-    """Runs the experiment in a workdir: 2 arms x 2 seeds, 2 runs at a time, so 2 batches of 3 chunks."""
+    """Runs the experiment in a workdir: 2 arms x 2 seeds, 2 runs at a time, so 2 batches of 3 chunks.
+
+    Returns True if runs diverged, which the exit code says.
+    """
     always = f"--config={write_experiment(folder)}", "--verbosity=0"  # as the entry point sets it
-    return lambda workdir, *arguments: command(*always, f"--workdir={workdir}", *arguments)
+
+    def diverged(workdir, *arguments):
+        try:
+            command(*always, f"--workdir={workdir}", *arguments)
+        except SystemExit as ended:
+            assert ended.code == signals.DIVERGED
+            return True
+        return False
+
+    return diverged
 
 
 @pytest.fixture
@@ -517,22 +530,44 @@ def test_judging_and_placing_may_change(finished, run, saves):
 def test_a_diverged_point_is_marked_and_touches_no_other(finished, run, tmp_path):
     """Also under an arm that takes a setting from a run that diverged."""
     arms = "--config.arms=learned,frozen,frozen_sharp"
-    run(tmp_path / "with", arms, "--sweep=experts.learning_rate=0.01,1e30", "--config.seeds=1")
-    run(tmp_path / "without", arms, "--config.seeds=1")
+    assert run(tmp_path / "with", arms, "--sweep=experts.learning_rate=0.01,1e4", "--config.seeds=1")
+    assert not run(tmp_path / "without", arms, "--config.seeds=1")
     rows = table(tmp_path / "with")
     lost = rows["experts.learning_rate"] > 1
     assert set(rows[lost].status) == {"diverged"} and set(rows[~lost].status) == {"ok"}
     assert set(rows[lost].arm) == {"learned", "frozen", "frozen_sharp"}
     assert np.isnan(rows[lost & (rows.step == 30)]["test/loss"]).all()
     same(rows[~lost].drop(columns="experts.learning_rate").reset_index(drop=True), table(tmp_path / "without"))
-    run(tmp_path / "all", "--config.experts.learning_rate=1e30")  # the report survives it, too
+    assert run(tmp_path / "all", "--config.experts.learning_rate=1e4")  # the report survives it, too
     assert set(table(tmp_path / "all").status) == {"diverged"}
+
+
+def test_no_program_is_compiled_after_one_without_a_finite_loss(folder, tmp_path, monkeypatch, capsys, caplog):
+    """The command and its page begin with that; the same command again runs the rest."""
+    text = write_experiment(folder, "nan").read_text()
+    nan = 'EXPERTS["nan"] = EXPERTS["constant"]._replace(make=lambda own, outputs: Nan(outputs))'
+    parts = "from routed.experts import EXPERTS\nfrom routed.experts.constant import Constant\n"
+    parts += "class Nan(Constant):\n    def __call__(self, x):\n        return super().__call__(x) * float('nan')\n"
+    (folder / "nan.py").write_text(text.replace("PROTOCOL =", f"{parts}{nan}\nPROTOCOL =", 1))
+    line = f"--config={folder / 'nan.py'}", f"--workdir={tmp_path}", "--config.experts.name=nan", "--verbosity=0"
+    line += ("--config.arms=learned,frozen,dense_expert",)
+    monkeypatch.setitem(EXPERTS, "nan", EXPERTS["constant"])  # and removed afterwards
+    for arms, count in ((["frozen", "learned"], 4), (["dense_expert", "frozen", "learned"], 6)):
+        with pytest.raises(SystemExit) as ended:
+            command(*line)
+        assert ended.value.code == 3
+        assert sorted(set(table(tmp_path).arm)) == arms
+        first, *others = capsys.readouterr().out.splitlines()
+        assert first.startswith(f"{count} of {count} runs diverged by step 0 (") and "frozen 2" in first
+        assert "NOT JUDGED" in others[0] and others[1].endswith("no finite value (all 2 runs of learned diverged)")
+        assert f"<strong>{first[:30]}" in (tmp_path / "report.html").read_text("utf-8")
+    assert "train loss" not in caplog.text
 
 
 @pytest.mark.parametrize("patience", [0.0, 1e9])
 def test_rows_of_a_diverged_run_depend_on_no_clock_and_no_kill(run, refused, saves, tmp_path, monkeypatch, patience):
     """A run ends at the last evaluation before it diverged, whoever noticed; resumed, it stays where it is."""
-    line = "--sweep=experts.learning_rate=0.01,1e30", "--config.seeds=1", "--config.arms=learned"
+    line = "--sweep=experts.learning_rate=0.01,1e4", "--config.seeds=1", "--config.arms=learned"
     run(tmp_path / "alone", *line)
     saves.clear()
     monkeypatch.setattr(batches, "PATIENCE", patience)

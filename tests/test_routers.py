@@ -4,6 +4,7 @@ import itertools
 import math
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +16,8 @@ from routed.contracts import Batch, TextBatch, UserError
 from routed.layer.rule import selection_rule
 from routed.models.single_layer import single_layer
 from routed.models.t5 import t5
-from routed.plan.config import base
-from routed.routers import ROUTERS
+from routed.plan.config import base, canonical
+from routed.routers import ROUTERS, Router
 from routed.routers.features import Flat, Windows
 from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter, balanced_table
 from routed.routers.noise import NOISES, ScoreNoise
@@ -24,6 +25,7 @@ from routed.routers.product import CosineRouter, ProductRouter
 from routed.routers.router import initial_parameters
 from routed.routers.scores import sharpness_for, sharpness_of
 from routed.settings.tree import node_of, override
+from routed.suite import subject as suite
 from routed.training.optimiser import optimiser, update
 
 CONTEXT = {"cluster": jnp.arange(6) % 4, "token_id": jnp.array([0, 5, 5, 2, 7, 0])}
@@ -294,6 +296,31 @@ def test_the_sharpness_of_any_router_gives_the_entropy_asked_for(name):
         probs = jax.nn.softmax(scores * sharpness_of(scores, jnp.float32(entropy)))
         assert float(-jax.scipy.special.xlogy(probs, probs).sum(-1).mean()) == pytest.approx(entropy, abs=1e-3)
     assert sharpness_of(scores, jnp.float32(0)) == 1 and jnp.isnan(sharpness_of(scores, jnp.float32(jnp.nan)))
+
+
+class Annealed(nn.Module):
+    experts: int
+
+    @nn.compact
+    def __call__(self, x, *, step, steps, **context):
+        assert not context
+        return nn.Dense(self.experts)(x) * (1 + step / steps)
+
+
+def test_a_router_knows_how_many_steps_there_will_be(monkeypatch):
+    """Without asking, in a run as in a card; who asks is told so."""
+    monkeypatch.setitem(ROUTERS, "annealed", Router(lambda own, experts: Annealed(experts)))
+    config = override(base(), {"router.name": "annealed", "steps": 50, "experts.count": 4})
+    init, apply = suite.scores_of(config, 4)
+    x = jnp.ones((3, 4))
+    variables, model = init(jax.random.key(0), x), single_layer(config)
+    batch = Batch(x, jnp.zeros((3, config.data.target_dim)), jnp.zeros(3, int))
+    params, state = {"router": variables["params"]}, {}
+    last = model.scores(params, state, "layer", x[None], batch, 50)[0]
+    np.testing.assert_allclose(last, 2 * apply(variables, x), rtol=1e-6)
+    monkeypatch.setitem(ROUTERS, "annealed", ROUTERS["annealed"]._replace(reads=("steps",)))
+    with pytest.raises(UserError, match="a call gets 'steps' in its context, without being asked"):
+        canonical(config)
 
 
 @settings(max_examples=20, deadline=None)

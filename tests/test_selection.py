@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from routed.contracts import UserError
 from routed.kernels.ranks import ranks
 from routed.layer import selection
 from routed.layer.dispatch import direct
@@ -246,7 +247,7 @@ def test_groups_do_not_know_each_other(name):
     scores = jax.random.normal(jax.random.key(2), (10, 4))
     apart = [combine_weights(select(rule, part)) for part in (scores[:5], scores[5:])]
     np.testing.assert_allclose(combine_weights(select(rule, scores)), jnp.concatenate(apart), atol=1e-6)
-    with pytest.raises(ValueError, match=r"selection.group_size=5 does not divide 9 tokens"):
+    with pytest.raises(UserError, match=r"^group_size=5 does not divide 9 tokens"):
         select(rule, scores[:9])
 
 

@@ -15,6 +15,7 @@ from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.settings.tree import override
 from routed.tasks import TASKS, worlds
+from routed.tasks.labelled_tables import Row, read_table
 from routed.training.sample_checks import warn_of_tuning
 
 LABELS = ("negative", "positive")
@@ -98,6 +99,7 @@ def test_an_encoder_is_asked_once(folder, monkeypatch):
         ("films-en-train.npy", np.zeros((2, 3)), r"shape \(2, 3\), expected \(3, D\): a row for each sentence"),
         ("films-en-train.npy", np.full((3, 3), np.nan), r"films-en-train.npy: holds numbers that are not finite"),
         ("films-en-train.npy", np.zeros((3, 4)), r"embeddings of the tables have different lengths: 4, 3"),
+        ("films-en-train.tsv", "text\ttext\tlabel\na\tb\tpositive\n", r"two columns 'text' in its head; keep one"),
         ("films-en-train.tsv", b"text\tlabel\n\xff\tpositive\n", r"films-en-train.tsv: not UTF-8 at byte 11"),
     ],
 )
@@ -111,6 +113,11 @@ def test_bad_files_are_named(folder, name, content, message):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=message):
         load("npy", str(folder), (*LABELS,))
+
+
+def test_a_table_of_a_spreadsheet_begins_with_a_mark_and_has_long_fields(tmp_path):
+    (path := tmp_path / "films-train.tsv").write_bytes(b"\xef\xbb\xbftext\tlabel\n" + b"a" * 200_000 + b"\tpositive\n")
+    assert read_table(path) == [Row("a" * 200_000, "positive", "films")]
 
 
 def test_what_does_not_fit_is_refused(folder, tmp_path_factory):

@@ -145,6 +145,13 @@ def test_a_missing_shard_is_named(tmp_path, mc4):
         load_mc4(tmp_path, mc4, **whole)
 
 
+def test_a_shard_that_is_trained_on_is_not_held_out(tmp_path, mc4):
+    train, valid = (mc4 / f"c4-{stem}.tfrecord-00000-of-00001.json.gz" for stem in ("bg-Latn", "bg-Latn-validation"))
+    valid.write_bytes(train.read_bytes())
+    with pytest.raises(UserError, match=rf"{valid.name} is the same file as {train.name}: what is held out must not"):
+        load_mc4(tmp_path, mc4)
+
+
 def test_shards_of_two_sets_are_refused(tmp_path, mc4):
     shard(mc4, "en", [SENTENCE], 0, 3)
     with pytest.raises(UserError, match=r"c4-en has shards of 2 different sets \(of 2 and of 3\)"):
@@ -282,14 +289,14 @@ def test_an_encoder_decoder_takes_plain_files(tmp_path):
 def test_a_tokenizer_is_trained_on_lines_of_any_length(tmp_path):
     words = "".join(f"{word} " for word in SENTENCE.split() * 40_000)  # 2 MB without a line's end
     for stem in ("en", "en-validation"):
-        shard(tmp_path / "mc4", stem, [words])
+        shard(tmp_path / "mc4", stem, [words + stem])
     loaded = load_mc4(tmp_path, tmp_path / "mc4", **{"data.tokens": "train"})
     assert text_of(loaded, "en").startswith(SENTENCE)
 
 
 def test_text_that_no_tokenizer_can_be_trained_on_is_refused(tmp_path):
     for stem in ("en", "en-validation"):
-        shard(tmp_path / "mc4", stem, ["\u200b" * 1000])  # which the library takes for nothing
+        shard(tmp_path / "mc4", stem, ["\u200b" * 1000 * len(stem)])  # which the library takes for nothing
     with pytest.raises(
         UserError, match=r"data\.tokens=train: no tokenizer of \d+ pieces .*: set data\.tokens to bytes"
     ):

@@ -3,7 +3,7 @@
 NAME is one of `routed`'s own experiments (--list prints them), or the path of a Python file. The same command again
 continues an interrupted run, adds missing runs, or prints the result of a complete one. --config.KEY=VALUE changes any
 setting, at every point; --sweep=KEY=v1,v2,... sweeps any setting on top of the figure's own sweep. Many machines share
-a sweep with --shard=I/N, or one run with --coordinator (launch/README.md).
+a sweep with --shard=I/N, or one run with --coordinator (launch/README.md). Exit code 2: a mistake, 3: diverged runs.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ COORDINATOR = flags.DEFINE_string(
 )
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", 0, "Processes that share this run; with --coordinator=HOST:PORT.")
 PROCESS_ID = flags.DEFINE_integer("process_id", -1, "The number of this process, from 0; with --coordinator=HOST:PORT.")
-JOIN_SECONDS = flags.DEFINE_integer("join_seconds", 300, "How long processes wait for each other at the start; 300.")
+JOIN_SECONDS = flags.DEFINE_integer("join_seconds", 300, "Seconds to wait for all at the start; 300.", lower_bound=1)
 
 _OVERRIDES: list[str] = []
 parse_flags = functools.partial(
@@ -111,12 +111,16 @@ def main(argv: list[str]) -> None:
     from routed.plan import shards
 
     devices.split_host()  # before anything asks JAX for its devices
+    if SHARD.value:
+        shards.parse(SHARD.value)
     if LIST.value == "figures":
         return _list_figures(spec)
     command = _plan(spec)
     devices.allow_collectives([run.config for run in command.runs])
     if LIST.value == "settings":
-        return _list_settings(command)
+        from routed.plan import listing
+
+        return files.tell(listing.list_settings(command.config, command.runs))
     if SHARD.value:
         command = command._replace(runs=shards.part(command.runs, SHARD.value))
     if COORDINATOR.value:
@@ -141,12 +145,12 @@ def _check_flags(argv: list[str]) -> None:
         )
     if not CONFIG.value and LIST.value != "figures":
         raise UserError("--config is missing: name an experiment, e.g. --config=gmm_router; --list prints them all")
+    if TOPOLOGY.value and (LIST.value or not DRY_RUN.value):
+        raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled, not run: add --dry_run, without --list")
     idle = [flag for flag in (NUM_PROCESSES, PROCESS_ID) if flag.present]
     if CONFIG.value and idle and not COORDINATOR.value:
-        idle_flags = " ".join(f"--{flag.name}={flag.value}" for flag in idle)
-        raise UserError(
-            f"{idle_flags}: without effect, as every process would run everything: add --coordinator=HOST:PORT"
-        )
+        text = " ".join(f"--{flag.name}={flag.value}" for flag in idle)
+        raise UserError(f"{text}: without effect, as every process would run everything: add --coordinator=HOST:PORT")
 
 
 def _list_figures(spec: str) -> None:
@@ -183,13 +187,6 @@ def _plan(spec: str) -> Command:
     return Command(spec, module, config, sweep, runs)
 
 
-def _list_settings(command: Command) -> None:
-    """Prints the settings that some run of the plan reads."""
-    from routed.plan import listing
-
-    files.tell(listing.list_settings(command.config, command.runs))
-
-
 def _join(command: Command, coordinator: str) -> None:
     """Joins the other processes of the run.
 
@@ -214,14 +211,12 @@ def _describe_topology(command: Command) -> None:
     """Prints memory, time and price of the runs on the chips of --topology.
 
     Raises:
-      UserError: --dry_run is missing, or no such topology.
+      UserError: no such topology.
     """
     from routed.aot import dry_run
     from routed.aot.topology import topology_of
     from routed.engine import devices
 
-    if not DRY_RUN.value:
-        raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled for it and not run: add --dry_run")
     target = topology_of(TOPOLOGY.value)
     mesh = devices.make_mesh(command.config, target.devices)
     files.tell(dry_run.describe(command.runs, mesh, target))
@@ -276,9 +271,12 @@ def _run(command: Command) -> None:
             hosts.once(lambda: from_runs.write(workdir, runs))
         if SHARD.value:
             form = "part %s is done in %.0f s; python -m routed.report DIR... joins all parts"
-            return log.info(form, SHARD.value, time.monotonic() - start)
-        _write_report(command, workdir, table)
-        log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
+            log.info(form, SHARD.value, time.monotonic() - start)
+        else:
+            _write_report(command, workdir, table)
+            log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
+    if len(table) and (table.status == "diverged").any():
+        sys.exit(signals.DIVERGED)
 
 
 def _write_report(command: Command, workdir: pathlib.Path, table: pd.DataFrame) -> None:

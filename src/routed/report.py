@@ -70,7 +70,8 @@ def main(argv: list[str]) -> None:
         out = (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
         if len(folders) == 1:
             write_files(folders[0], parts[0])  # the page and the workdir's own tables come from the same code
-    write_page(out, parts)
+    with files.folders_by("out" if OUT.value else "workdir"):
+        write_page(out, parts)
     files.tell(f"wrote {out}")
 
 

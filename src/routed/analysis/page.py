@@ -30,7 +30,7 @@ from routed.analysis.plots.rendering import theme
 from routed.analysis.wording import render, unique_ids
 from routed.analysis.workdirs import command_of
 from routed.contracts import Column
-from routed.engine import results
+from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
 from routed.settings.renamed import refuse_old_names
@@ -70,7 +70,7 @@ def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, t
     part = make_part([workdir], module, config, table)
     write_files(workdir, part)
     write_page(workdir / "report.html", [part])
-    return as_text(part)
+    return "\n".join(filter(None, [part["diverged"], as_text(part)]))
 
 
 def write_unfinished(
@@ -83,9 +83,8 @@ def write_unfinished(
     """
     unjudged: dict[str, Any] = {"claims": [], "answer": [], "gap": [], "shares": [], "threats": []}
     sentence = f"Not finished: {progress}. The verdicts come with the last run; load this page again for more."
-    write_page(
-        workdir / "report.html", [make_part([workdir], module, config, table) | unjudged | {"in_short": sentence}]
-    )
+    part = make_part([workdir], module, config, table) | unjudged
+    write_page(workdir / "report.html", [part | {"in_short": f"{part['diverged']} {sentence}".strip()}])
 
 
 def write_files(workdir: pathlib.Path, part: dict[str, Any]) -> None:
@@ -148,14 +147,15 @@ def make_part(
     point_config = override(
         config, {key: _setting(config, key, point[key].iloc[0]) for key in swept} if len(point) else {}
     )
-    described = results.stored_config(workdir)
+    described, lost = results.stored_config(workdir), rows.diverged(table, problem_of(config).loss)
     document = (module.__doc__ or "").strip()
     return result | {
         "name": workdir.name,
         "question": document.splitlines()[0] if document else config.name,
         "line": asked.line if config.figure else "",
         "claims": points.add(judged, asked.claims(config), table, config, swept, data.own),
-        "in_short": answer.summary(judged),
+        "in_short": f"{lost} {answer.summary(judged)}".strip(),
+        "diverged": lost,
         "answer": answer.answer(judged),
         "standings": arms.table(point, data, point_config) if len(point) else None,
         "horizon": config.gate.horizon,

@@ -84,6 +84,12 @@ class Rows:
         present = set(rows[rows.status == "ok"].arm)
         return [arm for arm in (_fair(rows) if side["arm"] == ANY_FAIR else [side["arm"]]) if arm in present]
 
+    def all_diverged(self, side: Side, at: Point) -> str:
+        """Returns "all 4 runs of learned diverged" for a side whose runs all did, or else ""."""
+        rows = self.at(_point_of(side, at)) if "arm" in side else self.last.iloc[:0]
+        status = rows.status[rows.arm == side["arm"]] if len(rows) else ()
+        return f"all {len(status)} runs of {side['arm']} diverged" if {*status} == {"diverged"} else ""
+
     def failed_control(self, side: Side, at: Point) -> str | None:
         """Returns the reason why the arm of a side is no control at a point, or None."""
         rows = self.at(_point_of(side, at)) if "arm" in side else pd.DataFrame()

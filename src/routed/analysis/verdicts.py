@@ -73,6 +73,8 @@ def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
         record |= {"verdict": "not judged", "reason": reason, "p": None, "robustness": None}
     if not record["n"] and not record["text"]:
         record["text"] = absent_metric(claim, rows)
+        if reason := next(filter(None, (rows.all_diverged(side, at) for side, at in claim.reads())), ""):
+            record |= {"verdict": "not judged", "reason": reason, "text": "no finite value"}
     return record
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import csv
 import functools
 import io
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator
@@ -72,6 +74,9 @@ def train_batch(
         with session.profile.recorded(end - step):
             batch.compute(step, end)
             batch.watch(step, end)
+        if not batch.active.any():
+            session.progress.resume((batch.config.steps - end) * len(runs))
+            break
         is_due = end > 0 and end % batch.every == 0
         if is_due:
             batch.save(end)
@@ -151,7 +156,8 @@ class Batch:
         losses = self.losses[TRAIN_LOSS][:, row] if is_evaluated else summed[:count] / (end % self.config.eval_every)
         checked = losses if end else self.losses[self.problem.loss][:, 0]
         _drop_diverged(self.active[:count], checked, self.runs, end, self.session.workdir)
-        progress.report((end - step) * count, end, float(np.median(losses)))
+        finite = losses[self.active[:count]]
+        progress.report((end - step) * count, end, float(np.median(finite)) if len(finite) else math.nan)
 
     def save(self, step: int) -> None:
         """Saves the states after `step` steps, and keeps the checkpoint with the lowest validation loss."""
@@ -251,20 +257,21 @@ def _cut_history(history: dict[str, np.ndarray], row: int) -> dict[str, np.ndarr
 
 def _drop_diverged(active: np.ndarray, losses: np.ndarray, runs: list[Run], step: int, workdir: pathlib.Path) -> None:
     """Stops runs whose loss is not finite, and copies the last checkpoint before that to diverged/."""
-    for i in np.flatnonzero(active & ~np.isfinite(losses)):
-        active[i] = False
-        if not hosts.is_first():
-            continue
-        run, good = runs[i], checkpoint.latest(workdir / "checkpoints")
-        text = "there is no checkpoint before it"
-        if good is not None and good.meta["runs"] == [other_run.key for other_run in runs]:
-            copy = workdir / "diverged" / f"{run.arm}-seed{run.seed}-{run.key}"
-            with files.explained(copy):
+    lost = [runs[i] for i in np.flatnonzero(active & ~np.isfinite(losses))]
+    active &= np.isfinite(losses)
+    if not lost or not hosts.is_first():
+        return
+    good, folder = checkpoint.latest(workdir / "checkpoints"), workdir / "diverged"
+    text = "there is no checkpoint before it"
+    if good is not None and good.meta["runs"] == [run.key for run in runs]:
+        for run in lost:
+            with files.explained(copy := folder / f"{run.arm}-seed{run.seed}-{run.key}"):
                 if not copy.exists():
                     files.copy(good.path, copy)
-            text = f"the last good checkpoint is {copy}"
-        form = "run %s (%s, seed %d): the loss is not finite by step %d; it stops, %s"
-        log.warning(form, run.key, run.arm, run.seed, step, text)
+        text = f"the last good checkpoint is {copy if len(lost) == 1 else folder}"
+    names = ", ".join(f"{arm} {count}" for arm, count in collections.Counter(run.arm for run in lost).items())
+    form = "%d of %d runs diverged (%s): their loss is not finite by step %d; they stop, %s"
+    log.warning(form, len(lost), len(runs), names, step, text)
 
 
 def write_timing(workdir: pathlib.Path, name: str, count: int, compile_s: float, run_s: float, run_steps: int) -> None:

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
+from routed.engine import jax_flags
 from routed.layer.dispatch.parallel import DATA, EXPERT, devices_of_run
 from routed.layer.selection import SELECTIONS
 from routed.models import expert_axis
@@ -25,10 +26,9 @@ def split_host() -> None:
     """Makes each core of a CPU a device, unless the user already chose a number. Before JAX's first use only.
 
     Raises:
-      UserError: JAX is set to compute in 64 bits, which would change every number.
+      UserError: as `jax_flags.refuse_changed`.
     """
-    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
-        raise UserError("JAX_ENABLE_X64 is set, and runs are in 32 bits: unset it")
+    jax_flags.refuse_changed()
     logging.getLogger("jax").setLevel(logging.WARNING)  # it reports each accelerator that is missing
     number = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     if number < 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -74,8 +74,10 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] = ()) -> Mesh:
     """The mesh of `mesh.run` devices (0: all), or of `mesh.data` x `mesh.expert` devices that share each run.
 
     Raises:
-      UserError: the config needs more devices than `devices`, by default those of this machine.
+      UserError: the config needs more devices than `devices`, by default those of this machine; or a user's file has
+        set a flag of JAX.
     """
+    jax_flags.refuse_changed()
     owner, devices = ("the topology" if devices else "this machine"), list(devices or jax.devices())
     shared = devices_of_run(config)
     if jax.process_count() > 1 and (shared if shared > 1 else config.mesh.run or len(devices)) != len(devices):

@@ -15,6 +15,7 @@ from routed.engine.compilation import Compiled, batching_of, compile_group, shap
 from routed.engine.execution import make_groups
 from routed.engine.limits import steps_fed
 from routed.engine.schedule import Group, work_of
+from routed.plan import checks
 from routed.plan.config import problem_of, traced
 from routed.plan.run import Run
 from routed.settings.tree import flatten
@@ -37,6 +38,7 @@ class Timed(NamedTuple):
 
 def describe(runs: list[Run], mesh: Mesh) -> str:
     """Returns the plan as text; compiles and times the largest groups, scales the others, writes nothing."""
+    checks.check_values(run.config for run in runs)
     lines = _points(runs)
     tuning = sum(run.tuning for run in runs)
     lines.append(f"{len(runs)} runs, {tuning} of them tuning, on {mesh.size} devices ({mesh.devices.flat[0].platform})")

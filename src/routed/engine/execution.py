@@ -22,7 +22,7 @@ from routed.engine.early_pages import EarlyPages, Report
 from routed.engine.profile import Profile
 from routed.engine.rows import fill_points, rows_of
 from routed.engine.schedule import Group, Schedule
-from routed.plan import tuning
+from routed.plan import checks, tuning
 from routed.plan.arms import ARMS
 from routed.plan.config import problem_of, traced
 from routed.plan.run import Run
@@ -101,8 +101,7 @@ def execute(
     hosts.once(lambda: pretrained.record_models(workdir, runs))
     if pending:
         pretrained.check(pending)
-        for config in {str(run.config.data): run.config for run in pending}.values():
-            problem_of(config).check_values(config)
+        checks.check_values(run.config for run in pending)
         pages = EarlyPages(report) if report and hosts.is_first() else None
         _run(runs, done, last_rows, workdir, mesh, pages, watching)
     else:
@@ -128,6 +127,7 @@ def _run(
     progress = Progress(
         [work_left(group, done) for group in all_groups], count_batches(Schedule(all_groups, done), saved)
     )
+    alive = bool(done)  # or a run had a finite loss at step 0: else no second program is compiled
     program: tuple[Group, CompiledGroup] | None = None  # of one group: groups come one after the other
     with _interruptions() as interrupted:
         session = Session(
@@ -142,6 +142,8 @@ def _run(
                 if session.interrupted():
                     raise interruption(workdir)
                 group, batch = _take(schedule, saved)
+                if program is not None and program[0] is not group and not alive:
+                    return log.warning("stopped: no loss was finite at step 0; the same command runs the others too")
                 progress.begin(index[id(group)])
                 if program is None or program[0] is not group:
                     program = None  # frees the memory of the program before
@@ -150,6 +152,7 @@ def _run(
                 traced_of_runs = [traced_of(run, last_rows, [by_key[key] for key in run.needs]) for run in batch]
                 histories = train_batch(program[1], batch, traced_of_runs, session, saved)
                 saved = None
+                alive |= any(np.isfinite(history[group.problem.loss][0]) for history in histories)
                 for run, history, values in zip(batch, histories, traced_of_runs, strict=True):
                     history |= tuning.column(run, values, len(history["train/rate_scale"]))
                 rows = write_finished(workdir, group.problem, batch, histories, swept)

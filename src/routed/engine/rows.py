@@ -96,6 +96,17 @@ def last_evaluations(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[table.groupby(["run", *swept_columns(table)], dropna=False).step.idxmax()].reset_index(drop=True)
 
 
+def diverged(table: pd.DataFrame, loss: str) -> str:
+    """A sentence on the runs that diverged, by their `loss` and without tuning runs; "" if none did."""
+    runs = table[table.status != "tuning"] if len(table) else table.assign(status=[])
+    lost = runs[runs.status == "diverged"]
+    if not len(lost):
+        return ""
+    arms = ", ".join(f"{arm} {count}" for arm, count in lost.groupby("arm", sort=False).run.nunique().items())
+    by = lost.assign(step=lost.step.where(~np.isfinite(lost[loss]), lost.step.max())).groupby("run").step.min().max()
+    return f"{lost.run.nunique()} of {runs.run.nunique()} runs diverged by step {by:,} ({arms})."
+
+
 def at_base(rows: pd.DataFrame, keys: Iterable[str], base: dict[str, Any]) -> pd.DataFrame:
     """The rows at one point of the swept `keys`: at each key's value in the flat config `base`, or else its largest."""
     for key in keys:

@@ -8,7 +8,7 @@ from routed.experts.constant import Constant
 from routed.experts.expert import Affine, Expert
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Linear, Mlp
-from routed.settings.setting import LAYERS, Setting, at_least, one_of, refuse
+from routed.settings.setting import LAYERS, RATE, Setting, at_least, one_of, refuse
 
 
 def _check_cnn(config: ConfigDict) -> None:
@@ -71,7 +71,7 @@ SHARED: dict[str, Setting] = {
         at_least(1),
     ),
     "activation": Setting("relu", "between the layers", one_of(ACTIVATIONS)),
-    "learning_rate": Setting(0.01, "of the experts' parameters", at_least(0), traced=True),
+    "learning_rate": Setting(0.01, "of the experts' parameters", RATE, traced=True),
 }
 
 __all__ = [

@@ -15,9 +15,9 @@ from jax.scipy.special import xlogy
 from jaxtyping import Array, Bool, Float, Int, Scalar
 from ml_collections import ConfigDict
 
-from routed.contracts import Routing, SoftRouting
+from routed.contracts import Routing, SoftRouting, UserError, nearest
 from routed.metrics.load import load_of
-from routed.settings.setting import Setting, When, accept, at_least, one_of, refuse
+from routed.settings.setting import COEFFICIENT, Setting, When, accept, one_of, refuse
 from routed.settings.tree import from_flat
 
 
@@ -36,6 +36,7 @@ class LossInputs(NamedTuple):
     features: Float[Array, "T ..."] | None = None
     responses: Callable[[], Float[Array, "T E O"]] | None = None
     step: Int[Array, ""] | int = 0
+    steps: int = 0  # of the run
 
 
 class Auxiliary(NamedTuple):
@@ -152,7 +153,7 @@ def loss_settings() -> dict[str, Setting]:
     """Returns the settings of the node `losses`: a coefficient for each loss of the table, and the loss's settings."""
     settings: dict[str, Setting] = {}
     for name, loss in AUXILIARY.items():
-        settings[name] = Setting(0.0, f"coefficient of an auxiliary loss: {loss.doc}", at_least(0))
+        settings[name] = Setting(0.0, f"coefficient of an auxiliary loss: {loss.doc}", COEFFICIENT)
         settings |= loss.settings
     return settings
 
@@ -181,18 +182,29 @@ def auxiliary(
     features: Float[Array, "T ..."] | None = None,
     responses: Callable[[], Float[Array, "T E O"]] | None = None,
     step: Int[Array, ""] | int = 0,
+    steps: int = 0,
 ) -> tuple[Scalar, dict[str, Scalar]]:
     """Returns the weighted sum of the losses named in `coefficients`, and each unweighted.
 
     `learned` is traced: False makes the sum 0, so a frozen, hash or oracle router contributes neither value nor
     gradient. `losses` is the config node of that name (default: all settings at their defaults).
+
+    Raises:
+      UserError: no such loss, or a loss that is no single number.
     """
+    for name in coefficients:
+        if name not in AUXILIARY:
+            hint = nearest(name, AUXILIARY)
+            raise UserError(f"auxiliary loss {name!r} is unknown{hint}; known: {', '.join(AUXILIARY)}")
     load = load_of(routing, mask, groups)
     mask = jnp.ones(len(routing.scores), bool) if mask is None else mask
     if losses is None:
         losses = from_flat({name: setting.default for name, setting in loss_settings().items()})
-    inputs = LossInputs(routing, jax.nn.softmax(routing.scores), load, mask, losses, features, responses, step)
+    inputs = LossInputs(routing, jax.nn.softmax(routing.scores), load, mask, losses, features, responses, step, steps)
     values = {name: AUXILIARY[name].value(inputs) for name in coefficients}
+    for name, value in values.items():
+        if (shape := jnp.shape(value)) != ():
+            raise UserError(f"auxiliary loss {name!r} returns {list(shape)}; it must return one number, such as a mean")
     total = sum((coefficients[name] * values[name] for name in coefficients), jnp.float32(0))
     return jnp.where(learned, total, 0.0), values
 

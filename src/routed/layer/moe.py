@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting, UserError, nearest
 from routed.layer import dispatch
-from routed.layer.dispatch.parallel import EXCHANGED, EXPERT, parallel, parallel_select
+from routed.layer.dispatch.parallel import EXCHANGED, EXPERT, group_size_of, parallel, parallel_select
 from routed.layer.model_rules import scaled_inputs
 from routed.layer.rule import SelectionRule
 from routed.layer.selection import SELECTIONS, capacity, select
@@ -66,7 +66,7 @@ class MoE(nn.Module):
     et al. 2024). A selection may bring a forward of its own (`Selection.forward`), which calls the methods below.
 
     Raises:
-      UserError: no such rule or dispatch, or k experts of a token are not possible.
+      UserError: no such rule or dispatch, k experts of a token are not possible, or tokens of another rank.
       TypeError: a dispatch that cannot serve the selection, or the mesh; it names one that can.
     """
 
@@ -103,6 +103,7 @@ class MoE(nn.Module):
         **context,
     ) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:
         tokens = jnp.asarray(x)
+        _check_tokens(self.expert, tokens)
         scored = tokens if routed_by is None else jnp.asarray(routed_by)
         forward = SELECTIONS[self.rule.name].forward or route_and_dispatch
         common = 0.0 if self.shared is None else self.shared(tokens)
@@ -156,7 +157,7 @@ class MoE(nn.Module):
         params = self.param("experts", partial(_initialise, expert, self.num_experts, x[:1]))
         if self.dtype is not None:
             x, params = jax.tree.map(lambda a: a.astype(self.dtype), (x, params))
-        size = self.rule.group_size or len(x)
+        size = group_size_of(self.rule, len(x), self.mesh)
         queues = Queues(group_size=size, capacity=capacity(self.rule, size, self.num_experts))
         return Experts(partial(_apply, expert), params, x, queues), routing
 
@@ -184,6 +185,23 @@ def check_layer(rule: SelectionRule, experts: int, name: str) -> None:
         raise UserError(f"k={rule.k}: a token has 1 to {experts} of {experts} experts")
     if rule.capacity_factor < 0:
         raise UserError(f"capacity_factor={rule.capacity_factor}: must be at least 0; 0 drops nothing")
+
+
+def _check_tokens(expert: nn.Module, x: Array) -> None:
+    """Refuses tokens of which an expert makes no [T, O]: of another rank, or for an expert that returns another.
+
+    Raises:
+      UserError: names the tokens, and what the expert makes of one.
+    """
+    alone, token = expert.clone(parent=None), jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
+    output = jax.eval_shape(lambda x: alone.init_with_output(jax.random.key(0), x)[0], token)
+    if (shape := getattr(output, "shape", ())) == (1, *shape[1:2]) and len(shape) == 2:
+        return
+    raise UserError(
+        f"tokens {list(x.shape)}: of one of them {type(expert).__name__} makes {list(shape) or type(output).__name__},"
+        " it must make [1, outputs]: a layer takes tokens [T, ...] in one axis (x.reshape(-1, D)), and an expert"
+        " returns [T, outputs]"
+    )
 
 
 def route_and_dispatch(layer: MoE, tokens: Tokens) -> tuple[Float[Array, "T O"], Routing | SoftRouting]:

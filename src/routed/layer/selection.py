@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from routed.contracts import Routing, SoftRouting
+from routed.contracts import Routing, SoftRouting, UserError
 from routed.contracts.ties import highest
 from routed.kernels.argmax import argmax
 from routed.kernels.comparisons import along
@@ -35,12 +35,12 @@ def select(
     padding: they take no place in a queue.
 
     Raises:
-      ValueError: the groups do not divide the tokens.
+      UserError: the groups do not divide the tokens.
     """
     tokens, experts = scores.shape
     size = rule.group_size or tokens
     if tokens % size:
-        raise ValueError(f"selection.group_size={size} does not divide {tokens} tokens")
+        raise UserError(f"group_size={size} does not divide {tokens} tokens")
     scores = scores.astype(jnp.float32)
     preference = scores if preference is None else preference.astype(jnp.float32)
     bias = jnp.zeros(experts) if bias is None else bias

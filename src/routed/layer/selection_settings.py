@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from routed.layer.selection import SELECTIONS
-from routed.settings.setting import Setting, When, at_least, one_of
+from routed.settings.setting import RATE, Setting, When, at_least, one_of
 
 _WHEN_BOUNDED = When(
     lambda config: (
@@ -48,7 +48,7 @@ SHARED: dict[str, Setting] = {
         one_of(("position", "score", "causal")),
         when=_WHEN_BOUNDED,
     ),
-    "balance_rate": Setting(0.0, "step of a bias that balances the load and only chooses; 0: no bias", at_least(0)),
+    "balance_rate": Setting(0.0, "step of a bias that balances the load and only chooses; 0: no bias", RATE),
 }
 
 #: Settings of the node `selection.eval`: the rule of evaluation, where it differs.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Scalar
 
-from routed.contracts import Column, Routing, SoftRouting
+from routed.contracts import Column, Routing, SoftRouting, UserError
 from routed.contracts.ties import highest
 from routed.metrics import agreement, entropies, load
 
@@ -41,6 +41,20 @@ class Metric(NamedTuple):
 
 #: name -> metric. The package fills it with none; a user's file adds to it, for samples and for text.
 METRICS: dict[str, Metric] = {}
+
+
+def own_columns(gate: MetricInputs) -> dict[str, Array]:
+    """Returns the columns of the table METRICS.
+
+    Raises:
+      UserError: one is no single number.
+    """
+    columns = {name: metric.value(gate) for name, metric in METRICS.items()}
+    for name, value in columns.items():
+        if (shape := jnp.shape(value)) != ():
+            raise UserError(f"metric {name!r} returns {list(shape)}; it must return one number, such as a mean")
+    return columns
+
 
 #: Test tokens whose choices are kept at every evaluation, for churn.
 PROBE = 1024

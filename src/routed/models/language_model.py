@@ -142,11 +142,12 @@ class _Functions:
 
 
 def context_of(config: ConfigDict, ids: Int[Array, "B L"], batch: TextBatch, step: Any) -> dict[str, Any]:
-    """Returns the router's inputs beside features: the step and, if used, token ids and languages."""
+    """Returns the router's inputs beside features: step, steps and, if used, token ids and languages."""
     if not is_sparse(config):
         return {}
     language = jnp.repeat(batch.language, ids.shape[1])
-    return router_context(config.router, token_id=ids.reshape(-1), cluster=language, step=step)
+    times = {"step": step, "steps": config.steps}
+    return router_context(config.router, token_id=ids.reshape(-1), cluster=language, **times)
 
 
 def _at(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from routed.experts import EXPERTS
 from routed.layer.dispatch.parallel import devices_of_run
 from routed.layer.rule import selection_rule
 from routed.layer.selection import SELECTIONS, divisors, group_of, groupless, mean_rule, work
-from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, When, at_least, one_of, refuse
+from routed.settings.setting import LAYERS, POSITIVE, RATE, Allowed, Setting, When, at_least, one_of, refuse
 from routed.settings.tree import node_of
 from routed.tasks.text import spans
 
@@ -203,7 +203,7 @@ TRANSFORMER: dict[str, Setting] = {
         "nothing",
     ),
     "dtype": Setting("float32", "of products; routers and softmax are float32 always", one_of(("float32", "bfloat16"))),
-    "learning_rate": Setting(0.01, "of everything but routers and experts", at_least(0), traced=True),
+    "learning_rate": Setting(0.01, "of everything but routers and experts", RATE, traced=True),
 }
 
 

@@ -227,6 +227,16 @@ def refuse_unread(keys: Iterable[str], configs: Iterable[ConfigDict]) -> None:
         read |= readers.keys() & active
 
 
+def check_values(configs: Iterable[ConfigDict]) -> None:
+    """Refuses a user's task whose samples do not fit its declaration, once for all configs of the same data.
+
+    Raises:
+      UserError: names the task, and what it makes.
+    """
+    for config in {str(config.data): config for config in configs}.values():
+        problem_of(config).check_values(config)
+
+
 def readers_of(key: str) -> str:
     """A text with the parts that read a setting, or the condition under which it is read."""
     setting = declared()[key]

@@ -234,6 +234,8 @@ def read_keys(config: ConfigDict) -> tuple[dict[str, list[str]], set[str]]:
             for key in keys_of(part, settings):
                 if key not in settings:
                     hint = renamed(key) or nearest(key, settings)
+                    if (name := key.rpartition(".")[2]) in routers.TIMES:
+                        hint = f": a call gets {name!r} in its context, without being asked"
                     raise UserError(f"{part.label} reads the setting {key!r}, which no part declares{hint}")
                 readers = readers_of.setdefault(key, [])
                 if part.label not in readers:

@@ -23,7 +23,7 @@ from routed.routers.router import (
     kernel_from_examples,
     scale_kernel,
 )
-from routed.settings.setting import LAYERS, Setting, When, at_least, one_of, within
+from routed.settings.setting import LAYERS, RATE, Setting, When, at_least, one_of, within
 
 _DIM = Setting(16, "dimensions of the down-projection", at_least(1))
 
@@ -163,15 +163,19 @@ SHARED: dict[str, Setting] = {
         traced=True,
     ),
     "vocabulary": Setting(32128, "token ids", at_least(1)),
-    "learning_rate": Setting(0.1, "of the router's parameters", at_least(0), traced=True),
+    "learning_rate": Setting(0.1, "of the router's parameters", RATE, traced=True),
     "stop_gradient": Setting(False, "what the router learns does not reach the layers below it"),
 }
 
 
+#: What every router may read in a call: steps taken so far, and steps of the run.
+TIMES = ("step", "steps")
+
+
 def router_context(node: Any, **context: Any) -> dict[str, Any]:
-    """Returns the context that a router reads: the step, and what it needs; `node` is the config node `router`.
+    """Returns the context that a router reads: step, steps, and what it needs; `node` is the config node `router`.
 
     Labels reach only routers that ask for them by name (`Router.needs`).
     """
     needs = ROUTERS[node.name].needs
-    return {name: value for name, value in context.items() if name == "step" or name in needs}
+    return {name: value for name, value in context.items() if name in (*TIMES, *needs)}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from routed.settings.setting import Setting, When, accept, at_least, refuse
+from routed.settings.setting import RATE, Setting, When, accept, refuse
 from routed.tasks.task import TASKS
 
 
@@ -60,7 +60,7 @@ class Noise(NamedTuple):
 
 #: Settings of the node `router` that several kinds of noise read.
 SHARED: dict[str, Setting] = {
-    "noise_scale": Setting(1.0, "times the noise; of jitter: its largest relative change", at_least(0)),
+    "noise_scale": Setting(1.0, "times the noise; of jitter: its largest relative change", RATE),
     "noise_in_weights": Setting(False, "noise reaches the combine weights too, not only the choice"),
     "noise_at_eval": Setting(
         False,

@@ -30,9 +30,10 @@ class Router(NamedTuple):
     """
 
     #: The module of (node `router`, number of experts). It is called with tokens [T, ...] and with context that it may
-    #: ignore: `step`, and what it `needs` of `cluster` [T] and `token_id` [T]; it returns scores [T, E] before any
-    #: softmax. Variables of further collections move when the layer is called with mutable state (training), and are
-    #: frozen with the parameters; those of the collection `objective` are losses, minimised beside the task's.
+    #: ignore: `step` of the run's `steps`, and what it `needs` of `cluster` [T] and `token_id` [T]; it returns scores
+    #: [T, E] before any softmax. Variables of further collections move when the layer is called with mutable state
+    #: (training), and are frozen with the parameters; those of the collection `objective` are losses, minimised beside
+    #: the task's.
     make: Callable[[Any, int], nn.Module]
     tokens: tuple[str, ...] = ("rows", "hidden")
     needs: tuple[str, ...] = ()

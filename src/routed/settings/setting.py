@@ -117,6 +117,8 @@ def within(low: float, high: float) -> Allowed:
 
 
 FRACTION = Allowed(lambda v: 0 <= v < 1, lambda: "must be in [0, 1)")
+#: Learning rates, decays and noise; coefficients of losses: no number of size 1 is left of a step beyond them.
+RATE, COEFFICIENT = within(0.0, 1e4), within(0.0, 1e6)
 POSITIVE = Allowed(lambda v: 0 < v < math.inf, lambda: "must be positive")
 COUNT = Allowed(lambda v: 1 <= v < 2**31, lambda: "must be in [1, 2^31)")
 #: The number of layers of a stack, each of which takes time to compile.

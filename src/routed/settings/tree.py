@@ -94,7 +94,10 @@ def parse(config: ConfigDict, key: str, text: str) -> Any:
     if not isinstance(current, tuple):
         return _convert(key, current, text)
     first = current[0] if current else ""
-    return tuple(_convert(key, first, part.strip(" '\"()")) for part in text.split(",") if part.strip(" '\"()"))
+    *parts, last = [part.strip(" '\"()") for part in text.split(",")]
+    if "" in parts:
+        raise UserError(f"config key {key}={text}: a value is missing before a comma; name it, or drop the comma")
+    return tuple(_convert(key, first, part) for part in (*parts, last) if part)
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:

@@ -52,7 +52,8 @@ def main(argv: list[str]) -> None:
         return _reference(REFERENCE.value)
     if len(specs) != 1:
         raise UserError("name one router: routed suite FILE.py:NAME, or a built-in name; see routed suite --help")
-    _card(specs[0], QUICK.value, WORKDIR.value)
+    if _card(specs[0], QUICK.value, WORKDIR.value)["diverged"]:
+        sys.exit(signals.DIVERGED)
 
 
 def _card(spec: str, quick: bool, workdir: str | None = None) -> dict:

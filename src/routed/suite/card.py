@@ -45,7 +45,10 @@ def page(card: dict[str, Any], stored: dict[str, Any], spec: str) -> str:
         first=neighbours.first,
         why_alone=neighbours.why_alone,
         others=list(routers),
-        sentences=sentences(card, neighbours._replace(why_alone="")),  # which the page has in a box of its own
+        sentences=[  # without the reason, which the page has in a box of its own
+            *filter(None, [card.get("diverged")]),
+            *sentences(card, neighbours._replace(why_alone="")),
+        ],
         radar=radar(card, asked),
         shapes=shapes,
         shapes_json=Markup(_script(shapes)),
@@ -185,7 +188,8 @@ def as_text(card: dict[str, Any], stored: dict[str, Any]) -> str:
     """The card for the terminal."""
     neighbours = neighbours_of(card, stored)
     first = neighbours.first
-    lines = [f"{'':12} {'score':20} {'frozen self':20} {'gain':22} {first or ''}".rstrip()]
+    lines = [card["diverged"]] if card.get("diverged") else []
+    lines += [f"{'':12} {'score':20} {'frozen self':20} {'gain':22} {first or ''}".rstrip()]
     for name, scores in card["probes"].items():
         frozen, gain = (_number(scores[key], key == "gain") if scores.get(key) else "–" for key in ("frozen", "gain"))
         neighbour = _number(neighbours.routers[first]["probes"][name]["score"]) if first else ""

@@ -13,7 +13,8 @@ from absl import logging as log
 
 from routed.analysis.statistics import Estimate, estimate
 from routed.contracts import UserError
-from routed.engine import devices, execution, results
+from routed.engine import devices, execution, results, rows
+from routed.plan.config import problem_of
 from routed.plan.run_settings import TUNING_OFFSET
 from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS
@@ -44,6 +45,9 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
     )
     table = results.open_workdir(workdir, "suite", config, sweep)
     table = execution.execute(runs, table, workdir, devices.make_mesh(config))
+    lost = rows.diverged(table, problem_of(config).loss)
+    if len({run.key for run in runs} - {*table.run}):
+        raise UserError(f"{subject.name}: {lost} Its scores, or what training makes of them, are not finite")
     seeds = [config.seed + i for i in range(config.seeds)]
     signal = measures.gradient_signal(config, seeds) if ROUTERS[subject.name].learns else np.zeros(len(seeds))
     cost = measures.cost(config)
@@ -58,6 +62,7 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
             "learns": ROUTERS[subject.name].learns,
         },
         "seeds": seeds,
+        "diverged": lost,
         "tuning": _tuning(config),
         "probes": scores(table, flatten(config), measured, quick),
         "cost": {name: _short(value) for name, value in cost._asdict().items()},

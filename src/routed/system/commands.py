@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import re
 import shutil
 import sys
 import textwrap
@@ -19,6 +20,10 @@ from routed.contracts import UserError
 from routed.system import files, signals
 
 HELP = {"--help", "-help", "-h"}
+
+
+#: JAX's own errors of a variable: a platform that is not here, a value that it cannot read.
+OF_JAX = re.compile(r"^Unable to initialize backend|for JAX flag |for environment 'JAX_")
 
 
 class Command(NamedTuple):
@@ -86,7 +91,8 @@ def overview() -> str:
 def start(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[str]]) -> None:
     """Runs `main` on the arguments that `parse` returns.
 
-    A UserError ends in one line and exit code 2, an interruption outside of training in exit code 130 (`signals`).
+    A UserError, or a variable that JAX refuses, ends in one line and exit code 2, an interruption outside of training
+    in exit code 130 (`signals`).
     """
     signals.end_on_signals()
     files.accept_any_text()
@@ -95,7 +101,9 @@ def start(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[s
     log.get_absl_handler().setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     try:
         app.run(main, flags_parser=parse)
-    except UserError as error:
+    except (UserError, RuntimeError, ValueError) as error:
+        if not isinstance(error, UserError) and not OF_JAX.search(str(error)):
+            raise
         flags.FLAGS.mark_as_parsed()  # else absl adds a line of its own about wrong flags
         log.error("error: %s", " ".join(str(error).split()))
         sys.exit(2)

@@ -33,6 +33,11 @@ FOLDER_ERRORS = (
     errno.EIO,
 )
 
+#: What the words of the system leave out.
+HINTS = {
+    errno.EEXIST: ", and a folder is needed",
+    errno.EFBIG: ": above the limit of this shell or disk, see ulimit -f",
+}
 
 _FOLDER_FLAG = contextvars.ContextVar("folder flag", default="workdir")
 
@@ -138,6 +143,7 @@ def write(path: pathlib.Path, content: str | bytes | Callable[[pathlib.Path], No
         return
     temporary = path.with_name(f".{path.name}.writing")
     with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             if callable(content):
                 content(temporary)
@@ -198,7 +204,7 @@ def explained(path: pathlib.Path) -> Iterator[None]:
             ) from error
         for code in (*codes, *FOLDER_ERRORS):
             if code in codes or os.strerror(code) in text:
-                reason = os.strerror(code).lower()
+                reason = os.strerror(code).lower() + HINTS.get(code, "")
                 raise UserError(f"cannot use {path} ({reason}): choose another --{_FOLDER_FLAG.get()}") from error
         raise
 

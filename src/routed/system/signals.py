@@ -16,6 +16,8 @@ from typing import NoReturn
 
 #: The exit code of a command that was interrupted: 128 + SIGINT.
 INTERRUPTED = 130
+#: The exit code of a command that finished, and some of whose runs diverged.
+DIVERGED = 3
 
 
 def end_on_signals() -> None:

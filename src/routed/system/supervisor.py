@@ -15,6 +15,8 @@ import signal
 import subprocess
 import sys
 
+from routed.system.signals import DIVERGED
+
 #: The environment variable that marks the child.
 MARK = "ROUTED_SUPERVISED"
 
@@ -65,7 +67,7 @@ def supervise(command: list[str], coordinator: str) -> int:
         explained |= time is not None and line[time.end() :].startswith("error: ")
         process = int(joined[1]) if (joined := JOINED.search(line)) else process
     code = child.wait()
-    if code == 0 or (explained and code != -signal.SIGKILL):
+    if code in (0, DIVERGED) or (explained and code != -signal.SIGKILL):
         return code if code >= 0 else 2
     problem = diagnosis(code, "".join(withheld), process, coordinator)
     sys.stderr.write(f"error: {problem}\n" if problem else "".join(withheld))

@@ -59,6 +59,8 @@ def load(name: str, directory: str) -> Images:
         train, test, classes = SETS[name].read(folder)
     for part in (train, test):
         _refuse_labels(part, classes, _again(name))
+        if part.x.dtype != np.uint8:
+            raise UserError(f"{part.labels}: pixels of type {part.x.dtype}, expected uint8, from 0 to 255")
     if train.x.shape[1:] != test.x.shape[1:]:
         raise UserError(
             f"{test.labels}: the images beside it are {test.x.shape[1:]}, those of {train.labels} are"
@@ -128,7 +130,7 @@ def _idx_part(folder: pathlib.Path, split: str) -> Split:
 
 
 def _idx_array(folder: pathlib.Path, split: str, what: str, axes: int) -> tuple[np.ndarray, pathlib.Path]:
-    """Decodes an IDX file: magic number (0, 0, type 8 for bytes, number of axes), an int32 for each axis, the bytes."""
+    """Decodes an IDX file: magic number (0, 0, type 8 for bytes, number of axes), a uint32 for each axis, the bytes."""
     names = [f"{split}-{what}{dot}idx{axes}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
     path = _find(folder, names, "idx")
     data, header, magic = _content(path, "idx"), 4 + 4 * axes, bytes((0, 0, 8, axes))
@@ -137,7 +139,7 @@ def _idx_array(folder: pathlib.Path, split: str, what: str, axes: int) -> tuple[
             f"{path}: starts with {data[:4].hex() or 'nothing'}, expected {magic.hex()} (IDX, bytes, {axes} axes);"
             f" {_again('idx')}"
         )
-    shape = tuple(np.frombuffer(data, ">i4", axes, offset=4).tolist())
+    shape = tuple(np.frombuffer(data, ">u4", axes, offset=4).tolist())
     if len(data) != header + math.prod(shape):
         raise UserError(
             f"{path}: {len(data)} bytes, expected {header + math.prod(shape)} as its header says {shape}; "

@@ -33,10 +33,13 @@ def read_table(path: pathlib.Path) -> list[Row]:
       UserError: a missing file, another encoding than UTF-8, a missing column, or no row.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets begin with a byte-order mark
+            csv.field_size_limit(2**31 - 1)  # a long text is one field
             reader = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
             if not reader.fieldnames:
                 raise UserError(f"{path}: empty; its head names text, label and perhaps language")
+            if twice := [name for name in reader.fieldnames if reader.fieldnames.count(name) > 1]:
+                raise UserError(f"{path}: two columns {twice[0]!r} in its head; keep one")
             missing = [name for name in ("text", "label") if name not in (reader.fieldnames or ())]
             if missing:
                 raise UserError(

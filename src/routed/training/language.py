@@ -16,7 +16,7 @@ from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Column, TextBatch
 from routed.models import decoder, t5
 from routed.models.transformer_sizes import flops_of_decoder_row, flops_per_row, is_sparse, work_of_token
 from routed.routers import ROUTERS
-from routed.settings.setting import Setting, at_least, one_of
+from routed.settings.setting import COEFFICIENT, Setting, one_of
 from routed.settings.tree import override
 from routed.tasks.text import CONTINUED, DOCUMENTS, SHARED, SOURCES, SPANS, STREAM, Corpus, bigram_loss, ngram_loss
 from routed.training import probes, text_problem
@@ -101,7 +101,7 @@ def language_part(kind: TextKind) -> ProblemPart:
         watched=True,
         shareable=True,
         settings={
-            "losses.logits_z": Setting(0.0, "coefficient: mean squared log-partition of the logits", at_least(0)),
+            "losses.logits_z": Setting(0.0, "coefficient: mean squared log-partition of the logits", COEFFICIENT),
             **kind.settings,
         },
         uses=("model",),

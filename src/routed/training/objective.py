@@ -86,6 +86,7 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
             features=features,
             responses=responses,
             step=step,
+            steps=config.steps,
         )[0]
 
     values = []

@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.settings.setting import FRACTION, POSITIVE, Setting, accept, at_least, refuse
+from routed.settings.setting import FRACTION, POSITIVE, RATE, Setting, accept, at_least, refuse
 from routed.settings.tree import value_of
 
 #: group -> the setting that is its learning rate. The group `fixed` has none: it is never trained.
@@ -130,9 +130,9 @@ NORMALISATIONS: dict[str, Normalisation] = {
 #: Settings of the node `optimizer` that every optimiser reads.
 SHARED: dict[str, Setting] = {
     "weight_decay": Setting(
-        0.0, "decoupled: times the learning rate; on every group that is trained", at_least(0), traced=True
+        0.0, "decoupled: times the learning rate; on every group that is trained", RATE, traced=True
     ),
-    "l2": Setting(0.0, "coupled weight decay: times the weights, added to the gradient", at_least(0)),
+    "l2": Setting(0.0, "coupled weight decay: times the weights, added to the gradient", RATE),
     "rate_scale": Setting(1.0, "times all learning rates", POSITIVE, traced=True),
     "warmup": Setting(0, "steps in which the rates grow linearly from 0; the schedule comes after them", at_least(0)),
     "clip": Setting(

@@ -12,6 +12,7 @@ from routed.contracts import AT_LEAST_0, SHARE, Column
 from routed.layer.rule import SelectionRule
 from routed.metrics import entropies, router
 from routed.models.single_layer import SITE
+from routed.settings.setting import refuse
 from routed.tasks import worlds
 from routed.training.objective import rule_and_dispatch
 from routed.training.probes import Block, Evaluation, Probe
@@ -22,7 +23,10 @@ def _loss(evaluation: Evaluation, prediction: Any = None, target: Any = None) ->
     """Returns the mean loss over the unit of losses; by default of the predictions, against the targets."""
     target = evaluation.batch.y if target is None else target
     prediction = evaluation.prediction if prediction is None else prediction
-    return evaluation.problem.loss.value(prediction, target).mean() / evaluation.unit
+    values = evaluation.problem.loss.value(prediction, target)
+    if values.ndim != 1:
+        refuse("loss", evaluation.problem.config.loss, f"it makes {list(values.shape)}; must be [B], a loss a sample")
+    return values.mean() / evaluation.unit
 
 
 def _accuracy(evaluation: Evaluation) -> dict[str, Array]:
@@ -191,5 +195,5 @@ INITIAL_CLUSTERS = Probe(SampleProblem, applies=lambda problem: problem.tokens_c
 METRICS = Probe(
     SampleProblem,
     applies=lambda problem: problem.tokens_choose,
-    evaluate=lambda evaluation: {name: metric.value(evaluation.gate) for name, metric in router.METRICS.items()},
+    evaluate=lambda evaluation: router.own_columns(evaluation.gate),
 )

@@ -25,6 +25,7 @@ from routed.routers.features import IMAGES
 from routed.routers.noise import NOISES
 from routed.routers.router import initial_parameters
 from routed.routers.scores import sharpness_of
+from routed.settings.setting import refuse
 from routed.settings.tree import node_of
 from routed.tasks import TASKS, worlds
 from routed.tasks.task import Task, World
@@ -137,6 +138,10 @@ class SampleProblem(Problem):
             block_rule = rule._replace(group_size=group_of(rule.group_size, len(batch.tokens)))
             outputs = self.model.apply(params, state, batch, block_rule, EVALUATION_DISPATCH, key, step)
             routing = outputs.sites[SITE].routing if outputs.sites else None
+            width, outputs_of_task = outputs.prediction.shape[-1], self.task.outputs(self.config.data)
+            if self.experts is not None and width != outputs_of_task:
+                shapes = f"it makes [T, {width}]; must be outputs [T, {outputs_of_task}]"
+                refuse("experts.name", self.config.experts.name, shapes)
             return outputs.prediction, routing, look(evaluation, Block(batch, block_rule, outputs, key))
 
         # Fewer images at once where experts are networks on images: the windows of all experts are in memory.

@@ -124,7 +124,7 @@ def _users_metrics(evaluation: Evaluation) -> dict[str, Array]:
 
         def of_layer(routing, params, label=label, real=real):
             gate = router.gate_of(routing, label, problem.languages, batch, params, real)
-            return {name: metric.value(gate) for name, metric in router.METRICS.items()}
+            return router.own_columns(gate)
 
         values = jax.vmap(of_layer)(routing, evaluation.params["router"][stack].get("router", {}))
         metrics |= {f"{stack}/{name}": value for name, value in values.items()}

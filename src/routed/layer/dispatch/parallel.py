@@ -22,7 +22,7 @@ from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting, UserE
 from routed.kernels.ragged import ragged
 from routed.layer.dispatch.direct import combine_weights, combined, slots
 from routed.layer.rule import SelectionRule
-from routed.layer.selection import select
+from routed.layer.selection import groupless, select
 
 #: Mesh axes: replicas of the experts, and the devices that share one replica.
 DATA, EXPERT = "data", "expert"
@@ -59,6 +59,13 @@ def parallel(
     return mapped(params, x, routing)
 
 
+def group_size_of(rule: SelectionRule, tokens: int, mesh: Mesh | None) -> int:
+    """Returns the tokens of a group: by the rule, or all; a device's where groups are of no consequence."""
+    if mesh is not None and groupless(rule):
+        return max(1, tokens // mesh.size)
+    return rule.group_size or tokens
+
+
 def parallel_select(
     rule: SelectionRule, mesh: Mesh, scores: Float[Array, "T E"], *, preference=None, mask=None, bias=None
 ) -> Routing | SoftRouting:
@@ -67,7 +74,7 @@ def parallel_select(
     Raises:
       UserError: the groups cannot be shared out evenly.
     """
-    check(mesh, scores.shape[1], len(scores), rule.group_size or len(scores))
+    check(mesh, scores.shape[1], len(scores), group_size_of(rule, len(scores), mesh))
     mask = jnp.ones(len(scores), bool) if mask is None else mask
     bias = jnp.zeros(scores.shape[1]) if bias is None else bias
     preference = scores if preference is None else preference
@@ -169,17 +176,17 @@ def check(mesh: Mesh, experts: int, tokens: int, group_size: int) -> None:
     """Refuses experts, or groups of tokens, that the devices cannot share evenly.
 
     Raises:
-      UserError: names the key, and a value that works.
+      UserError: names the axis or the group size, and a value that works.
     """
     devices = mesh.shape[EXPERT]
     if experts % devices:
         fits = max(n for n in range(1, devices + 1) if experts % n == 0)
-        raise UserError(f"config key mesh.expert={devices}: does not divide experts.count={experts}; use {fits}")
+        raise UserError(f"{devices} devices of the mesh's axis {EXPERT!r} cannot share {experts} experts; use {fits}")
     groups = tokens // group_size
     if groups % mesh.size:
         sizes = [n for n in range(1, group_size + 1) if group_size % n == 0 and tokens // n % mesh.size == 0]
-        mend = f"use selection.group_size={sizes[-1]}" if sizes else f"use a multiple of {mesh.size} tokens"
+        mend = f"use group_size={sizes[-1]}" if sizes else f"use a multiple of {mesh.size} tokens"
         raise UserError(
-            f"config key selection.group_size={group_size}: {groups} groups of {tokens} tokens cannot be shared by"
-            f" {mesh.size} devices; {mend}"
+            f"group_size={group_size}: {groups} groups of {tokens} tokens cannot be shared by {mesh.size} devices;"
+            f" {mend}"
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from routed.settings.setting import Setting, When, at_least, one_of, refuse, within
+from routed.settings.setting import COEFFICIENT, Setting, When, at_least, one_of, refuse, within
 
 #: Steps of an epoch of the released code, by which its schedule goes.
 EPOCH = 1000
@@ -47,7 +47,7 @@ SETTINGS: dict[str, Setting] = {
     "distillation_coefficient": Setting(
         1.0,
         "coefficient of the router's loss, summed over the layers that compete",
-        at_least(0),
+        COEFFICIENT,
         traced=True,
         when=_WON,
     ),

@@ -12,7 +12,7 @@ from routed.contracts.ties import highest
 from routed.kernels.matmul import matmul
 from routed.routers import Router
 from routed.routers.fixed import CERTAIN, check_table
-from routed.settings.setting import Setting, at_least, refuse
+from routed.settings.setting import COEFFICIENT, Setting, at_least, refuse
 
 #: Of experts' embeddings, whose rows start orthogonal (released code of Dai et al. 2022).
 GAIN = 0.1
@@ -103,9 +103,9 @@ STABLE = Router(
         ),
         "token_dim": Setting(50, "dimensions of the token ids' embeddings", at_least(1)),
         "distillation_coefficient": Setting(
-            0.3, "coefficient of what the router of token ids learns, summed over layers", at_least(0)
+            0.3, "coefficient of what the router of token ids learns, summed over layers", COEFFICIENT
         ),
-        "balance_coefficient": Setting(0.3, "coefficient of its loss of uneven load, summed over layers", at_least(0)),
+        "balance_coefficient": Setting(0.3, "coefficient of its loss of uneven load, summed over layers", COEFFICIENT),
     },
     reads=("experts_per_id", "vocabulary"),
     check=check_stable,

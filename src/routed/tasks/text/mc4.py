@@ -6,6 +6,7 @@ Shards are named `c4-LANG[-validation].tfrecord-NNNNN-of-NNNNN.json.gz`. TensorF
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import pathlib
 import re
@@ -17,7 +18,17 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.tasks.prepared import newest
-from routed.tasks.text.documents import Damage, Source, choose, file_size, fingerprint, open_file, size_of, unreadable
+from routed.tasks.text.documents import (
+    Damage,
+    Source,
+    choose,
+    file_size,
+    fingerprint,
+    open_file,
+    size_of,
+    unreadable,
+    whole_fingerprint,
+)
 
 #: The name of the data set that TFDS prepares, and the records of it that are read at once.
 PREPARED, BLOCK = "c4/multilingual", 256
@@ -51,6 +62,8 @@ def mc4_jsonl(data: ConfigDict) -> Source:
     stems = {(language, "train"): language for language in languages}
     stems |= {(language, "validation"): f"{language}-validation" for language in languages}
     shards = {key: _complete(directory, stem, shards_of[stem]) for key, stem in stems.items()}
+    for language in languages:
+        _refuse_same(shards[language, "train"], shards[language, "validation"])
 
     def documents(language: str, split: str, damage: Damage) -> Iterator[str]:
         for path in shards[language, split]:
@@ -92,6 +105,13 @@ def _complete(directory: pathlib.Path, stem: str, shards: set[tuple[int, int]]) 
             "fetch them, or leave the language out of data.languages"
         )
     return [directory / NAME.format(stem=stem, index=index, count=count) for index in range(count)]
+
+
+def _refuse_same(train: list[pathlib.Path], held_out: list[pathlib.Path]) -> None:
+    """Raises UserError if a shard of training is held out for validation too."""
+    for path, valid in itertools.product(train, held_out):
+        if file_size(path) == file_size(valid) and whole_fingerprint(path) == whole_fingerprint(valid):
+            raise UserError(f"{valid} is the same file as {path.name}: what is held out must not be trained on")
 
 
 def _read(path: pathlib.Path, damage: Damage) -> Iterator[str]:
