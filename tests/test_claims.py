@@ -305,7 +305,7 @@ def test_an_arm_that_ran_without_the_metric_is_named():
     claim = order({"arm": "learned", "metric": "regret/predicted"})
     found = verdict(claim, table().assign(**{"regret/predicted": np.nan}))
     assert (found["verdict"], found["text"]) == ("not run", "learned ran, and has no regret/predicted there")
-    assert verdict(order("oracle"), table())["text"] == ""  # it did not run
+    assert verdict(order("oracle"), table())["text"] == "no run of oracle"
 
 
 def test_a_seed_that_ends_without_a_number_is_left_out_alone():

@@ -7,11 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import answer, page, plots, points, statistics
+from routed.analysis import answer, arms, page, plots, points, statistics
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Writer
-from routed.analysis.plots import automatic_figures, frame, layers, panels, pictures, scales
+from routed.analysis.paired_values import Rows
+from routed.analysis.plots import automatic_figures, curves, frame, layers, panels, pictures, scales, swept
 from routed.analysis.plots import tokens as token_charts
-from routed.contracts import UserError
+from routed.contracts import Column, UserError
+from routed.layer.auxiliary import AUXILIARY, Auxiliary
+from routed.metrics.router import METRICS, Metric
+from routed.plan import Figure, experiment_files
+from routed.plan import arms as plan_arms
 from routed.plan.arms import ARMS, Arm
 from routed.plan.config import base, problem_of
 from routed.settings.tree import flatten, override
@@ -291,6 +296,7 @@ def test_arms_of_the_only_point_stand_beside_each_other():
         ((8, 16, 32, 64, 128), True, [8, 16, 32, 64, 128]),
         ((0.5, 1.0, 2.0), False, [0.5, 1, 2]),
         ((0.0, 0.001, 0.01), False, [0, 1, 2]),  # side by side, as words
+        ((0.1, 0.5, 0.9, 0.99), False, [0, 1, 2, 3]),  # in logarithms .9 and .99 are 4 % of the axis apart
         ((False, True), False, [0, 1]),
         (("linear", "mlp"), False, [0, 1]),
     ),
@@ -322,7 +328,7 @@ def test_labels_of_a_log_axis_do_not_touch():
 def test_what_a_log_axis_cuts_off_is_named():
     """The caption said that axes end at .001, which most did not."""
     found = drawn({"data.samples": (512, 8192)})
-    assert charts.texts(found["loss"].drawn.panels[0]) == ["below 0.001: oracle (true cluster)"]
+    assert "below 0.001: oracle (true cluster)" in charts.texts(found["loss"].drawn.panels[0])
     assert not any("0.001" in str(plot.caption) for plot in plots.PLOTS.values())
 
 
@@ -454,6 +460,82 @@ def test_an_arm_of_a_users_file_is_in_figures_and_tables(monkeypatch):
     assert list(points.by_arm(summary, drawing, {})["mine"]) == ["0.0515 [0.0495, 0.0536]"] * 2
 
 
+def test_an_arm_of_the_users_is_drawn_and_paired_where_a_figure_names_others(monkeypatch):
+    monkeypatch.setitem(ARMS, "mine", Arm({}, "my own router", "#123456"))
+    rows = table(SWEPT, LEVELS | {"mine": 0.05})
+    spec = LOSS | {"arms": ("learned", "frozen")}
+    assert "my own router" not in plots.draw(spec, data(rows, SWEPT)).series
+    monkeypatch.setattr(plan_arms, "OWN", {"mine"})
+    monkeypatch.setattr(swept, "OWN", {"mine"})
+    assert [*plots.draw(spec, data(rows, SWEPT)).series][-1] == "my own router"
+    named = plots.draw(LOSS | {"arms": ("learned", "mine")}, data(rows, SWEPT)).series  # whose list is the user's
+    assert [*named] == ["learned router", "my own router"]
+    middle = plots.draw({"kind": "against", "name": "b", "x": "experts.count"}, data(rows, SWEPT)).panels[1]
+    # 16 experts: learned .2, frozen 1, the fairest (frozen_data) .2, mine .05.
+    ends = {label: charts.values(middle, label)[-1] for label in middle.series}
+    assert ends == pytest.approx(
+        {
+            "log(fairest frozen control / learned)": 0, "log(learned / mine)": np.log(4),
+            "log(frozen / mine)": np.log(20), "log(fairest frozen control / mine)": np.log(4),
+        },
+        abs=1e-4,
+    )  # fmt: skip
+
+
+def test_an_arm_is_the_users_unless_an_experiment_of_the_package_brings_it(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from routed.plan import experiment\nfrom routed.plan.arms import ARMS, Arm\n"
+        "lm = experiment.load('competition_lm')\nARMS['test_of_mine'] = Arm({}, 'mine', '#123456')\n"
+        "FIGURES, get_config = lm.FIGURES, lm.get_config\n"
+    )
+    try:
+        experiment_files.load(str(tmp_path / "mine.py"))
+        assert "test_of_mine" in plan_arms.OWN and "shared_expert" not in plan_arms.OWN
+    finally:
+        ARMS.pop("test_of_mine", None)
+        plan_arms.OWN.discard("test_of_mine")
+
+
+def test_columns_of_the_users_get_a_figure(monkeypatch):
+    monkeypatch.setitem(METRICS, "router/certainty", Metric(lambda gate: 1.0, Column("certainty")))
+    more = {"router/certainty": 0.5, "train/loss_mine": 0.25}
+    monkeypatch.setitem(AUXILIARY, "mine", Auxiliary(lambda gate: 0.0, "my loss"))
+    for axes, name in ((SWEPT, "own-by-data.samples"), ({"data.samples": (512,)}, "own")):
+        drawing = frame.Data(table(axes, **more), [*axes], flatten(base()), {}, problem_of(base()).columns(base()))
+        found, _ = automatic_figures.draw_all((LOSS,), drawing)
+        assert {one.name: one for one in found}[name].drawn.panels[1].y.label == "auxiliary loss mine"
+
+
+def test_what_needs_no_network_is_drawn_named_and_told():
+    """1 is the best constant; of two classes log 2; a 5-gram model has .5 nats."""
+    rows = table(SWEPT, {"learned": 0.1, "frozen": 1.0}, **{"eval/ngram": 0.5})
+    drawing = data(rows, SWEPT)
+    drawing.column = Rows(rows, base(), [*SWEPT], problem_of(base())).column
+    for spec in (LOSS, TRAINING, {"kind": "against", "name": "b", "x": "experts.count"}):
+        panel = plots.draw(spec, drawing).panels[0]
+        assert {"best constant", "5-gram model"} <= {*charts.texts(panel)}
+        assert {1.0, 0.5} <= {row["value"] for row in charts.rows(panel, kind="rules")}
+        assert panel.y.domain[1] > 1
+    constant, counts = arms.behind(drawing)
+    assert "the best constant" in constant and "frozen (1.03 against 1 at data.samples = 512" in constant
+    assert "learned" not in constant and "frozen (1.03 against 0.5" in counts and "at 6 points" in counts
+    classes = override(base(), {"data.name": "images", "loss": "cross_entropy", "data.target": "class"})
+    drawing.column = Rows(rows, classes, [*SWEPT], problem_of(classes)).column
+    assert curves.simple(rows, drawing) == pytest.approx({"best constant": np.log(2), "5-gram model": 0.5})
+
+
+def test_values_at_which_a_metric_is_undefined_are_named():
+    """At 64 experts there are too few test tokens; all panels of the figure have the same places."""
+    rows = table({"data.samples": (512,), "experts.count": (4, 16, 64)})
+    rows.loc[rows["experts.count"] == 64, "router/dead"] = np.nan
+    chart = plots.draw({"kind": "against", "name": "b", "x": "experts.count"}, data(rows, SWEPT))
+    assert (
+        "no share of dead experts at experts.count = 64 (undefined: fewer than 100 test tokens an expert)"
+        in chart.notes
+    )
+    assert len({(panel.x.domain, *panel.x.ticks) for panel in chart.panels}) == 1
+
+
 def test_the_table_of_arms_names_methods_in_their_order_where_they_cover_all_points():
     drawing = data(table({"data.samples": (512, 8192)}, LEVELS), ("data.samples",))
     summary = statistics.summarise(drawing.last, ["data.samples"], AXES)
@@ -477,6 +559,38 @@ def judged(claims=CLAIMS, axes=SWEPT, own=("data.samples",)):
     return {record["id"]: record for record in points.add(first, claims, rows, config, list(axes), own)}
 
 
+def test_runs_that_a_claim_reads_at_several_values_count_once():
+    """No side reads router.init_scale: its runs are the same at each value, and were three verdicts of one set."""
+    rows = table({"data.samples": (512, 8192)}, LEVELS)
+    rows = pd.concat([rows.assign(**{"router.init_scale": value}) for value in (0.5, 0.9, 0.99)])
+    claims, axes = CLAIMS[:1], ["data.samples", "router.init_scale"]
+    (record,) = points.add([{}], claims, rows, override(base(), {"gate.horizon": 1.0}), axes, ["data.samples"])
+    assert [line["point"] for line in record["points"]] == [{"data.samples": 512}, {"data.samples": 8192}]
+    values = rows["router.init_scale"].map(str)
+    rows["run"] = rows.run.where(rows.arm != "frozen_data", rows.run + values)  # one control reads it
+    assert points.tried(claims[0], axes, ["data.samples"], rows) == (*axes,)
+
+
+def test_a_claim_is_judged_at_the_points_that_ran_or_says_why_it_is_not():
+    """Its point of 8,192 samples was replaced by 512 and 2,048; a key that it does not call a nuisance holds."""
+    rows, config = table({"data.samples": (512, 2048)}), override(base(), {"data.samples": 512, "gate.horizon": 1.0})
+    write = (
+        WRITE.order("fair", "learned wins", "", LEARNED, FROZEN),
+        WRITE.order("oracle", "o", "", LEARNED, {"arm": "hash"}),
+    )
+    fixed = write[0].replace(over=())
+    asked = Figure("f", claims=lambda config: (*write, fixed))
+    claims = points.claims_of(asked, config, rows, ["data.samples"])
+    assert claims[0].statement == "learned wins (at data.samples = 512: no run has data.samples = 8192)"
+    first, hash_, last = page.verdicts.judge(claims, rows, config, ["data.samples"])
+    assert first["verdict"] == "exact" and first["at"] == {"data.samples": 512}
+    assert (hash_["verdict"], hash_["text"]) == ("not run", "no run of hash")
+    assert (last["verdict"], last["text"]) == ("not run", "no run at data.samples = 8192, only at 512, 2048")
+    assert answer.summary([last]).endswith("(no run at data.samples = 8192, only at 512, 2048).")
+    whole = table({"data.samples": (512, 8192)})
+    assert points.claims_of(asked, config, whole, ["data.samples"]) == (*write, fixed)
+
+
 def test_every_claim_has_a_line_for_each_point():
     record = judged()["fair"]
     assert record["interval"][0] == pytest.approx(1) and "experts.count" not in record["at"]  # at 16 experts: .2 / .2
@@ -489,13 +603,14 @@ def test_every_claim_has_a_line_for_each_point():
 
 def test_the_terminal_says_of_which_point_a_line_is_and_counts_the_others():
     """The claim is at 8,192 samples, and as no side names experts at the most of them, where .2 / .2 tells nothing."""
-    told = answer.as_text({"claims": [judged()["fair"]], "gap": [], "shares": []}).splitlines()
+    rest = {"gap": [], "shares": [], "behind": [], "by_point": []}
+    told = answer.as_text({"claims": [judged()["fair"]]} | rest).splitlines()
     assert (
         told[-1].strip()
         == "this is data.samples = 8192, experts.count = 16; at each of 6 points: 4 exact, 2 inconclusive"
     )
     alone = judged(CLAIMS[:1], {"data.samples": (8192,)})["fair"]
-    assert "at each of" not in answer.as_text({"claims": [alone], "gap": [], "shares": []})
+    assert "at each of" not in answer.as_text({"claims": [alone]} | rest)
 
 
 def test_of_very_many_points_some_get_a_line(monkeypatch):
@@ -508,8 +623,8 @@ def test_of_very_many_points_some_get_a_line(monkeypatch):
 def test_a_claim_is_tried_at_nuisance_keys_and_the_users_but_not_at_what_its_sides_fix():
     assert [line["point"] for line in judged()["fixed"]["points"]] == [{"data.samples": 512}, {"data.samples": 8192}]
     claim, both = CLAIMS[0], ("data.samples", "experts.count")
-    assert points.tried(claim, both, figure_keys=both) == ("data.samples",)
-    assert points.tried(claim.replace(over=()), both, figure_keys=("data.samples",)) == ("experts.count",)
+    assert points.tried(claim, both, both, table(SWEPT)) == ("data.samples",)
+    assert points.tried(claim.replace(over=()), both, ("data.samples",), table(SWEPT)) == ("experts.count",)
     assert judged(CLAIMS[:1], {"data.samples": (8192,)})["fair"]["points"] == []  # one point needs no line
 
 
@@ -520,7 +635,7 @@ def test_lines_and_figures_are_on_the_page(tmp_path):
         "undrawn": ["lost"], "arms": "", "loss": "test/loss", "horizon": 4.0, "summary": "",
         "summary_of": "every point", "config": "", "versions": "", "document": "",
         "claims": [*judged((write,)).values()], "left_out": [], "maps": None, "command": "", "in_short": "Of 1 claim",
-        "answer": [], "standings": None, "loss_definition": "",
+        "answer": [], "behind": [], "by_point": [], "loss_definition": "",
     }  # fmt: skip
     page.write_page(tmp_path / "report.html", [part])
     text = (tmp_path / "report.html").read_text()

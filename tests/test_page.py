@@ -7,7 +7,8 @@ import types
 import pytest
 
 from routed import report
-from routed.analysis import answer, arms, page
+from routed.analysis import answer, arms, page, verdicts
+from routed.analysis.claims import FROZEN, LEARNED, Writer
 from routed.analysis.plots import interactive
 from routed.contracts import UserError
 from routed.plan.config import base, problem_of
@@ -34,7 +35,8 @@ def test_arms_stand_best_first_against_the_fairest_control():
     # Levels over .05; equal ratios for every seed leave no interval.
     assert [cell.value for cell in cells] == ["is it", "2", "8", "20"] and not any(cell.interval for cell in cells)
     # .1 times the mean of 1, 1.02, 1.04, 1.06.
-    assert found.lines[1]["cells"][0].value == "0.103"
+    # As claims have it, the geometric mean: .1 (1 x 1.02 x 1.04 x 1.06)^(1/4) = .10298; the arithmetic one is .103.
+    assert found.lines[1]["cells"][0].value == "0.103" and found.means.startswith("geometric means of top-1 test loss")
     # .01 times the mean of 0, 1, 2, 3: a share is told in percent, with its interval inside 0 and 100 %.
     dead = found.lines[0]["cells"][[head.words for head in found.headings].index("share of dead experts")]
     assert dead.value == "1.5 %" and 0 <= float(dead.interval.strip("[]").split(",")[0]) < 1.5
@@ -57,6 +59,33 @@ def test_flops_and_parameters_are_those_of_the_model():
     drawing = data(rows, ("data.samples",))
     found = arms.table(drawing.last, drawing, config)
     assert [cell.value for cell in found.lines[1]["cells"][-3:]] == ["13.1 k", "2.18 k", "4"]
+
+
+def test_a_table_and_a_claim_have_one_mean_of_an_arm():
+    """Losses .1 and .4: .2 in both, where the arithmetic mean is .25."""
+    rows = table({"data.samples": (512,)}, {"learned": 1.0, "frozen": 2.0})
+    rows = rows[rows.seed < 2]
+    rows.loc[rows.arm == "learned", "test/loss"] = rows.seed.map({0: 0.1, 1: 0.4})
+    drawing, config = data(rows, ("data.samples",)), override(base(), {"data.samples": 512, "gate.horizon": 1.0})
+    (point,) = arms.by_point(drawing, config)
+    claim = Writer("same").order("x.y", "s", "", LEARNED, FROZEN)
+    (record,) = verdicts.judge((claim,), rows, config, ["data.samples"])
+    assert point.standings.lines[0]["cells"][0].value == "0.2" and "learned 0.2 against" in record["text"]
+    assert "geometric" in record["text"] and point.standings.means.startswith("geometric means of top-1 test loss")
+
+
+def test_the_terminal_and_the_menu_have_the_arms_at_each_point():
+    """At 16 experts learned has .2, at 4 a quarter of it; claims are at the largest, which stands on the page first."""
+    rows = table({"data.samples": (512,), "experts.count": (4, 8, 16)}, {"learned": 0.1, "frozen": 1.0})
+    drawing = data(rows, ("data.samples", "experts.count"))
+    found = arms.by_point(drawing, override(base(), {"data.samples": 512}))
+    assert [(point.values, point.is_first) for point in found] == [
+        ({"experts.count": count}, count == "16") for count in ("4", "8", "16")
+    ]
+    _, title, stars, heads, learned, frozen = answer._arms_of(found).splitlines()
+    assert "geometric means" in title and stars.split() == ["*"] and heads.split() == ["experts.count", "4", "8", "16"]
+    assert [text[:4] for text in re.findall(r"\S+ \[", learned)] == ["0.05", "0.10", "0.20"] and "frozen" in frozen
+    assert not answer._arms_of([])
 
 
 @pytest.mark.parametrize("name", ["gmm", "artificial"])
@@ -124,7 +153,8 @@ def test_the_command_finds_the_runs_of_the_folder(tmp_path, monkeypatch, capsys)
 
 def test_the_overview_begins_with_experiments_against_verdicts(tmp_path):
     """Two experiments of 1 and 30 claims: a matrix of two rows before the claims, each with its experiment's name."""
-    some = {"in_short": "", "answer": [], "standings": None, "figures": [], "left_out": [], "undrawn": [], "maps": None,
+    some = {"in_short": "", "answer": [], "behind": [], "by_point": [], "figures": [], "left_out": [],
+            "undrawn": [], "maps": None,
             "gap": [], "shares": [], "gap_at": "", "threats": [], "arms": "", "loss": "test/loss",
             "loss_definition": "", "horizon": 4.0, "summary": "", "summary_of": "", "config": "", "versions": "",
             "document": "", "command": "", "question": "q"}  # fmt: skip

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
+from routed.layer.auxiliary import AUXILIARY, users_losses
 from routed.layer.selection import select
 from routed.models.model import Outputs, Site
 from routed.plan.checks import validate
 from routed.plan.config import base, canonical, problem_of, traced
 from routed.settings.tree import flatten, node_of, override
-from routed.training import program
+from routed.training import probes, program
 from routed.training.objective import training_loss
 from routed.training.phases import active_phase, mean_so_far_of, phases_of
 from routed.training.sample_problem import SampleProblem
@@ -185,6 +186,20 @@ def test_a_wrong_phase_is_named(small, phases, text):
 
 
 RELU = {"selection.name": "relu", "selection.eval.name": "relu", "dispatch": "dense", "losses.l1": 1e-8}
+
+
+@pytest.mark.slow
+def test_the_value_of_a_users_loss_is_kept(small, monkeypatch):
+    """A loss of a user's file that is 2 at each step: 8 after four, whether or not the router pays for it."""
+    mine = AUXILIARY["z"]._replace(value=lambda gate: 2.0 + 0.0 * gate.probs.sum())
+    monkeypatch.setitem(AUXILIARY, "z", mine)
+    changes = {"losses.z": 0.0125, "router.frozen": True}
+    *_, run = states(small, 4, **changes)
+    assert float(run["penalties"]["z"]) == pytest.approx(8) and "train/loss_z" in run["history"]
+    assert probes.own_columns()["train/loss_z"].label == "auxiliary loss z"
+    monkeypatch.undo()
+    assert not probes.own_columns()  # those of the package have no column
+    assert not users_losses(override(small, changes).losses)
 
 
 @pytest.mark.slow

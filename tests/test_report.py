@@ -128,6 +128,9 @@ def test_the_page_opens_offline_and_is_whole(finished):
     assert not re.search(
         r"<(script|link|img|iframe)[^>]*(src|href)=|@import|url\(http", page.replace(interactive.library(), "")
     )
+    # The arms and the gap at both points, of which the one that claims use is shown; a menu shows the other.
+    hidden = re.findall(r'class="at-point" data-point="(1-\d)"( hidden)?', page)
+    assert hidden == [("1-0", " hidden"), ("1-1", "")] * 2 and page.count('<option value="1-0">data.samples = 8<') == 4
     assert page.count("window.vegaEmbed=") == 1 and len(page.encode()) < 4_000_000
     specs = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page, re.S)]
     assert len(specs) == 2 + 1 + 2 + 4 + 1 + 1 and [entry["label"] for entry in specs[-1]["entries"]][:2] == [

@@ -365,6 +365,38 @@ def test_a_page_says_what_the_numbers_say():
     assert "separation   0.60 [" in text and "+0.30 [" in text
 
 
+def test_a_probe_that_does_not_apply_has_no_score():
+    """A router without a gradient has no signal in it: 0 was its lowest score, which is no weakness."""
+    mine, known = made([0.5, 0.6, 0.7]), {"suite": run.identity(False), "routers": {"linear": made([0.1, 0.2, 0.3])}}
+    mine["probes"]["gradient"] = {"score": run._interval([]), "seeds": []}
+    known["routers"]["linear"]["router"]["name"] = "linear"
+    words = " ".join(card.sentences(mine, card.neighbours_of(mine, known)))
+    assert "so gradient does not apply" in words and "gradient (" not in words
+    found, text = card.page(mine, known, "mine.py:Mine"), card.as_text(mine, known)
+    assert (
+        card.NOTHING in found
+        and f"gradient     {card.NOTHING}" in text
+        and "gradient" not in reference.against(mine, known["routers"]["linear"])
+    )
+    assert len(card.radar(mine, probes.PROBES)["dots"]) == len(probes.PROBES) - 1
+
+
+def test_a_gradient_is_looked_for_in_scores(saved):
+    moved = saved(lambda text: text.replace("return SCALE", "import jax\n        return jax.lax.stop_gradient(SCALE)"))
+    held = saved(
+        lambda text: text.replace("return SCALE *", "import jax\n        return jax.lax.stop_gradient"), "held.py"
+    )
+    assert subject.has_gradient(subject.find(moved, [], quick=True).config)
+    assert not subject.has_gradient(subject.find(held, [], quick=True).config)
+
+
+def test_intervals_of_a_score_and_of_its_gain_agree():
+    """Seeds 1, 1, .94: .98 - 4.303 x .0346 / sqrt(3) = .894, cut at 1; the gain over .32 is within .574 and .746."""
+    score, gain = run._interval([1.0, 1.0, 0.94]), run._interval([0.68, 0.68, 0.62], low=-1.0)
+    assert (score["low"], score["high"]) == pytest.approx((0.894, 1.0), abs=1e-3)
+    assert (gain["low"] + 0.32, gain["high"] + 0.32) == pytest.approx((0.894, 1.066), abs=1e-3)
+
+
 def test_a_built_in_router_stands_beside_its_namesake_only_if_that_is_another():
     known = {"suite": run.identity(False), "routers": {"linear": made([0.1, 0.11, 0.12], name="linear")}}
     assert "this card: " not in card.page(made([0.5, 0.6, 0.7], name="linear"), known, "linear")

@@ -10,6 +10,10 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
+
+from routed.analysis.arms import AtPoint
 from routed.analysis.versions import RULES
 from routed.analysis.wording import render
 from routed.contracts import UserError
@@ -31,6 +35,9 @@ VERDICTS: dict[str, str] = {
     "not judged": "Not judged:",
     "not run": "Not run:",
 }
+
+#: Points of the terminal's table of arms, at most, beside the first.
+COLUMNS = 3
 
 #: Claims of a verdict that are told in the answer; the others are counted.
 MOST_SENTENCES = 4
@@ -63,7 +70,7 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> str:
     if not claims:
         return "It makes no claims: its figures and tables are the answer."
     if counts.keys() <= {"not run", "not judged"}:
-        reason = next((claim["reason"] for claim in claims if claim["reason"]), "nothing of theirs has run")
+        reason = next((claim["reason"] or claim["text"] for claim in claims), "nothing of theirs has run")
         return f"Nothing can be said yet: of {len(claims)} claims none is judged ({reason})."
     return f"Of {len(claims)} claim{'s' * (len(claims) > 1)}: {numbers(counts)}."
 
@@ -97,8 +104,26 @@ def _rests(claim: Mapping[str, Any]) -> str:
 
 def as_text(part: dict[str, Any]) -> str:
     """Returns the verdicts and the decomposed gap of a workdir as text."""
-    text = render("analysis/terminal.j2", part=part, counted=counted, numbers=numbers, point_of=_point_of)
+    text = render(
+        "analysis/terminal.j2", part=part, counted=counted, numbers=numbers, point_of=_point_of, arms_of=_arms_of
+    )
     return text.removesuffix("\n")
+
+
+def _arms_of(points: Sequence[AtPoint]) -> str:
+    """Returns a table of arms by points: the main metric at about `COLUMNS` points, and that of claims, with a star."""
+    if not points:
+        return ""
+    chosen = {*np.linspace(0, len(points) - 1, min(COLUMNS, len(points))).round().astype(int)}
+    shown = [point for number, point in enumerate(points) if point.is_first or number in chosen]
+    columns = {}
+    for number, point in enumerate(shown):
+        cells = {line["arm"]: " ".join(filter(None, line["cells"][0])) for line in point.standings.lines}
+        columns[number] = ({"": "*" * point.is_first} if len(shown) > 1 else {}) | point.values | cells
+    some = f", {len(shown)} of {len(points)} points" if len(shown) < len(points) else ""
+    kind, metric = points[0].standings.means.partition(" ")[0], points[0].standings.headings[0].words
+    title = f"{metric}, {kind} means with 95 % intervals{some}{' (*: of the claims)' if len(shown) > 1 else ''}:"
+    return f"\n{title}\n{pd.DataFrame(columns).fillna('–').to_string(header=False)}"
 
 
 def _point_of(claim: dict[str, Any]) -> str:

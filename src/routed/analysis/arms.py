@@ -1,4 +1,4 @@
-"""The table of arms at one point, which a report shows first."""
+"""The table of arms at each point, of which a report shows one first, and the arms that need no network."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from routed.analysis import digits, statistics
+from routed.analysis import diagnosis, digits, shapley, statistics
 from routed.analysis.paired_values import fair_gap, paired
+from routed.analysis.plots import curves, frame
 from routed.analysis.plots.frame import Data
 from routed.analysis.plots.paired import difference
 from routed.contracts import UserError
+from routed.engine.rows import format_value
 from routed.plan.arms import ARMS, REFERENCE, changes_of
 from routed.plan.config import canonical, problem_of
 from routed.plan.runs import static_key
-from routed.settings.tree import override
+from routed.settings.tree import override, parse
+
+#: Points of a page's menu, at most.
+MOST = 24
 
 #: Metrics after the losses, if the rows have them: dead experts, and the information of experts about the labels.
 AFTER_LOSSES = ("router/dead", "router/ami", "router/mi_language_given_token")
@@ -52,10 +57,60 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Headings, and a line for each arm: its name, its label, its colour, and a cell for each heading."""
+    """Headings, the kind of their means, and a line for each arm: name, label, colour, and a cell for each heading."""
 
     headings: list[Heading]
+    means: str
     lines: list[dict[str, Any]]
+
+
+class AtPoint(NamedTuple):
+    """A point of a page's menu: the values that tell it from others, all its settings, the arms, the gap decomposed."""
+
+    values: dict[str, str]
+    at: str
+    is_first: bool
+    standings: Table
+    gap: list[dict[str, Any]]
+    shares: list[dict[str, Any]]
+
+
+def by_point(data: Data, config: ConfigDict) -> list[AtPoint]:
+    """Returns the arms at the points, of more than `MOST` some, spread evenly; `is_first`: that of the claims."""
+    if not len(data.last):
+        return []
+    keys, first = data.varying, data.at_point(data.last, {})
+    groups = [rows for _, rows in data.last.groupby(keys, dropna=False)] if keys else [first]
+    chosen = {*np.linspace(0, len(groups) - 1, min(MOST, len(groups))).round().astype(int)}
+    points = []
+    for number, rows in enumerate(groups):
+        is_first = rows.index.equals(first.index)
+        if not (is_first or number in chosen):
+            continue
+        values = {key: rows[key].iloc[:1].tolist()[0] for key in data.swept}
+        texts = {key: parse(config, key, value) for key, value in values.items() if isinstance(value, str)}
+        standings = table(rows, data, override(config, values | texts))
+        at = ", ".join(f"{key} = {value}" for key, value in values.items()) or "the only point"
+        gaps = [table.to_dict("records") for table in (diagnosis.gap(rows), shapley.shares(rows))]
+        points.append(AtPoint({key: format_value(values[key]) for key in keys}, at, is_first, standings, *gaps))
+    return points
+
+
+def behind(data: Data) -> list[str]:
+    """Returns a sentence for each model without a network, or constant, that arms do not beat, with these arms."""
+    column, worse = data.axes[data.loss], dict[str, dict[str, list[str]]]()
+    for _, rows in data.last.groupby([*data.varying, "arm"], dropna=False):
+        ours = frame.mean(rows[data.loss][rows.status == "ok"], column).mean
+        for label, theirs in curves.simple(rows, data).items():
+            if ours >= theirs:
+                where = ", ".join(f"{key} = {format_value(rows[key].iloc[0])}" for key in data.varying)
+                text = f"{ours:.3g} against {theirs:.3g}" + (f" at {where}" if where else "")
+                worse.setdefault(label, {}).setdefault(rows.arm.iloc[0], []).append(text)
+    sentences = []
+    for label, arms in worse.items():
+        texts = [f"{arm} ({of[0]}{f'; at {len(of)} points' if of[1:] else ''})" for arm, of in arms.items()]
+        sentences.append(f"No better than the {label}, by {' '.join(column.label.split())}: {', '.join(texts)}.")
+    return sentences
 
 
 def table(rows: pd.DataFrame, data: Data, config: ConfigDict) -> Table:
@@ -65,7 +120,7 @@ def table(rows: pd.DataFrame, data: Data, config: ConfigDict) -> Table:
     """
     good = rows[rows.status == "ok"]
     arms = [arm for arm in ARMS if arm in set(rows.arm)]
-    losses = {arm: good[good.arm == arm][data.loss].mean() for arm in arms}
+    losses = {arm: frame.mean(good[good.arm == arm][data.loss], data.axes[data.loss]).mean for arm in arms}
     metrics = [name for name in (*OTHER_LOSSES, *AFTER_LOSSES) if name in good and good[name].notna().any()]
     before = [name for name in metrics if name in OTHER_LOSSES]
     rival = _rival(good, data)
@@ -83,7 +138,9 @@ def table(rows: pd.DataFrame, data: Data, config: ConfigDict) -> Table:
         cells += [Cell(_large(cost[arm][0])), Cell(_large(cost[arm][1]))]
         cells += [Cell(f"{len(finite)}", f"{len(diverged)} diverged" if len(diverged) else "")]
         lines.append({"arm": arm, "label": ARMS[arm].label, "colour": ARMS[arm].colour, "cells": cells})
-    return Table(headings, lines)
+    logs = [head.words for name, head in zip((data.loss, *before), headings, strict=False) if data.axes[name].log]
+    means = f"geometric means of {' and '.join(logs)}, as in figures and ratios, arithmetic means of the rest"
+    return Table(headings, means if logs else "arithmetic means", lines)
 
 
 def _rival(good: pd.DataFrame, data: Data) -> str | None:
@@ -114,8 +171,8 @@ def _against(rival: str, data: Data) -> Heading:
 
 
 def _cell(rows: pd.DataFrame, metric: str, data: Data) -> Cell:
-    """Returns a mean with its interval, both as in summary.csv."""
-    mean, low, high, n = statistics.estimate(rows[metric].dropna(), bounds=data.axes[metric].bounds)
+    """Returns a mean with its interval, both as in figures: geometric on log axes."""
+    mean, low, high, n = frame.mean(rows[metric], data.axes[metric])
     if metric == "router/dead":
         return _interval(statistics.Estimate(100 * mean, 100 * low, 100 * high, n), unit=" %")
     return _interval(statistics.Estimate(mean, low, high, n))

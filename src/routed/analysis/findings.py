@@ -11,6 +11,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import changed, diagnosis, points, shapley, statistics, verdicts
+from routed.analysis.paired_values import Rows
 from routed.analysis.plots.frame import Data
 from routed.plan import experiment
 from routed.plan.config import problem_of
@@ -24,7 +25,9 @@ def frame(
     """Returns the rows of a figure as its charts and tables read them."""
     problem, own_keys = problem_of(config), {key for point in asked.sweep(config) for key in point}
     loss = problem.compared or problem.loss
-    return Data(table, swept, flatten(config), heatmaps, problem.columns(config), loss, own_keys)
+    data = Data(table, swept, flatten(config), heatmaps, problem.columns(config), loss, own_keys)
+    data.column = Rows(table, config, swept, problem).column
+    return data
 
 
 def of_rows(module: types.ModuleType, config: ConfigDict, table: pd.DataFrame, data: Data) -> dict[str, Any]:
@@ -35,7 +38,7 @@ def of_rows(module: types.ModuleType, config: ConfigDict, table: pd.DataFrame, d
     """
     asked = experiment.figure_of(module, config)
     changes = changed.changes_of(module, config, asked.sweep(config), table)
-    records = verdicts.judge(asked.claims(config), table, config, data.swept)
+    records = verdicts.judge(points.claims_of(asked, config, table, data.swept), table, config, data.swept)
     summary, point = statistics.summarise(data.last, data.swept, data.axes), data.at_point(data.last, {})
     methods = {name: at for spec in asked.plots(config) for name, at in spec.get("methods", {}).items()}
     return {

@@ -27,14 +27,16 @@ from routed.analysis.plots import interactive
 from routed.analysis.plots.automatic_figures import Drawn, draw_all
 from routed.analysis.plots.histories import as_json, histories
 from routed.analysis.plots.rendering import theme
+from routed.analysis.points import with_rows
 from routed.analysis.wording import render, unique_ids
 from routed.analysis.workdirs import command_of
 from routed.contracts import Column
 from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
+from routed.plan.points import Point
 from routed.settings.renamed import refuse_old_names
-from routed.settings.tree import flatten, override, parse
+from routed.settings.tree import flatten
 from routed.system import files
 
 #: Points and arms in the page's table, which a browser has to lay out.
@@ -81,7 +83,7 @@ def write_unfinished(
     Raises:
       UserError: the disk is full or read-only.
     """
-    unjudged: dict[str, Any] = {"claims": [], "answer": [], "gap": [], "shares": [], "threats": []}
+    unjudged: dict[str, Any] = {"claims": [], "answer": [], "gap": [], "shares": [], "threats": [], "behind": []}
     sentence = f"Not finished: {progress}. The verdicts come with the last run; load this page again for more."
     part = make_part([workdir], module, config, table) | unjudged
     write_page(workdir / "report.html", [part | {"in_short": f"{part['diverged']} {sentence}".strip()}])
@@ -114,10 +116,10 @@ def check(asked: Any, config: ConfigDict) -> None:
         refuse_old_names(spec, f"figure {spec['name']}")
 
 
-def warn_of_claims(asked: Any, config: ConfigDict, points: Sequence[Mapping[str, Any]]) -> None:
+def warn_of_claims(asked: Any, config: ConfigDict, points: Sequence[Point]) -> None:
     """Warns of claims that stay unanswered because a command replaces their points."""
-    claims = asked.claims(config)
-    ever = verdicts.unanswered(claims, config, asked.sweep(config))
+    ever = verdicts.unanswered(asked.claims(config), config, asked.sweep(config))
+    claims = with_rows(asked.claims(config), config, points)
     if lost := [claim for claim in verdicts.unanswered(claims, config, points) if claim not in ever]:
         log.warning(
             "%d of the figure's %d claims are about points that this command replaces, and stay unanswered (the"
@@ -143,21 +145,18 @@ def make_part(
     judged, summary = result["claims"], result["table"]
     drawn, undrawn = draw_all(asked.plots(config), data)
     figures = [_figure(figure, columns, workdir.name) for figure in drawn]
-    point = data.at_point(last, {})
-    point_config = override(
-        config, {key: _setting(config, key, point[key].iloc[0]) for key in swept} if len(point) else {}
-    )
     described, lost = results.stored_config(workdir), rows.diverged(table, problem_of(config).loss)
     document = (module.__doc__ or "").strip()
     return result | {
         "name": workdir.name,
         "question": document.splitlines()[0] if document else config.name,
         "line": asked.line if config.figure else "",
-        "claims": points.add(judged, asked.claims(config), table, config, swept, data.own),
+        "claims": points.add(judged, points.claims_of(asked, config, table, swept), table, config, swept, data.own),
         "in_short": f"{lost} {answer.summary(judged)}".strip(),
         "diverged": lost,
         "answer": answer.answer(judged),
-        "standings": arms.table(point, data, point_config) if len(point) else None,
+        "behind": arms.behind(data),
+        "by_point": arms.by_point(data, config),
         "horizon": config.gate.horizon,
         "threats": [
             *diagnosis.threats(table, config, swept),
@@ -191,12 +190,6 @@ def _figure(figure: Drawn, columns: Mapping[str, Column], workdir: str) -> dict[
     }
 
 
-def _setting(config: ConfigDict, key: str, value: Any) -> Any:
-    """Returns the value of a column as a setting has it, where a column has a tuple as text."""
-    value = points.as_python(value)
-    return parse(config, key, value) if isinstance(value, str) else value
-
-
 def _left_out(joined: list[pathlib.Path]) -> dict[str, str]:
     """Returns the reason of each arm that did not run, of all folders."""
     reasons: dict[str, str] = {}
@@ -219,6 +212,7 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
         overview=overview,
         counts=answer.counted(overview),
         by_source=by_source,
+        shown=lambda part: part["by_point"] if len(parts) == 1 else [p for p in part["by_point"] if p.is_first],
         words=DEFINITIONS,
         library=Markup(interactive.library()) if alive else "",
         themes=[theme(False), theme(True)],

@@ -55,18 +55,18 @@ class Rows:
         moved = {key: value for key, value in at.items() if key == "loss" or key.startswith("data.")}
         point = tuple(sorted(moved.items()))
         if point not in self._columns:
-            config = self.config
+            self._columns[point] = self._columns_of(self.config)
             if any(self._base.get(key) != value for key, value in point):
                 with contextlib.suppress(UserError, LookupError):  # a point of a table without such a task
-                    config = override(config, moved)
-            self._columns[point] = self._columns_of(config)
+                    self._columns[point] = self._columns_of(override(self.config, moved))
         return self._columns[point].get(metric)
 
     def _select(self, filters: Point) -> pd.DataFrame:
         rows = self.last
         for key, value in filters.items():
             if key not in rows:
-                return rows.iloc[:0]
+                rows = rows if plain_value(self._base.get(key)) == plain_value(value) else rows.iloc[:0]
+                continue
             same = (
                 np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == plain_value(value)
             )
@@ -89,6 +89,21 @@ class Rows:
         rows = self.at(_point_of(side, at)) if "arm" in side else self.last.iloc[:0]
         status = rows.status[rows.arm == side["arm"]] if len(rows) else ()
         return f"all {len(status)} runs of {side['arm']} diverged" if {*status} == {"diverged"} else ""
+
+    def absent(self, side: Side, at: Point) -> str:
+        """Returns the reason why no arm of a side has a finite run at a point, or "" (an empty text)."""
+        if self.arms(side, at):
+            return ""
+        is_any, point = side["arm"] == ANY_FAIR, _point_of(side, at)
+        name, ran = "a fair control" if is_any else side["arm"], self.last
+        ran = ran[ran.arm.isin(fair_arms() if is_any else [name])]
+        if not len(ran) or self.at(point).run.isin(ran.run).any():
+            return f"no {'finite ' if len(ran) else ''}run of {name}"
+        for key, value in point.items():
+            values = sorted(ran[key].unique()) if key in ran else [self._base[key]]
+            if plain_value(value) not in values:
+                return f"no run at {key} = {format_value(value)}, only at {', '.join(map(format_value, values))}"
+        return f"no run of {name} at {', '.join(f'{key} = {format_value(value)}' for key, value in point.items())}"
 
     def failed_control(self, side: Side, at: Point) -> str | None:
         """Returns the reason why the arm of a side is no control at a point, or None."""
@@ -224,10 +239,13 @@ def paired(rows: pd.DataFrame, worse: str, better: str, metric: str, logs: bool 
     return pd.Series(statistics.log_ratio(both[worse].to_numpy(), both[better].to_numpy()), both.index)
 
 
-def fair_gap(rows: pd.DataFrame, metric: str = "test/loss", logs: bool = True) -> statistics.Least | None:
-    """Returns log(control / learned), or the difference, of the fairest control at one point; None without a control.
+def fair_gap(
+    rows: pd.DataFrame, metric: str = "test/loss", logs: bool = True, arm: str = REFERENCE
+) -> statistics.Least | None:
+    """Returns log(control / arm), or the difference, of the fairest control at one point; None without a control.
 
     Its interval accounts for the choice among controls (`statistics.versus_best`).
     """
-    gaps = {arm: values for arm in _fair(rows) if len(values := paired(rows, arm, REFERENCE, metric, logs))}
+    controls = [control for control in _fair(rows) if control != arm]
+    gaps = {control: values for control in controls if len(values := paired(rows, control, arm, metric, logs))}
     return statistics.versus_best(gaps) if gaps else None

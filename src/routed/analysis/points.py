@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,14 @@ from ml_collections import ConfigDict
 
 from routed.analysis import digits, verdicts
 from routed.analysis.claims import Claim
+from routed.analysis.paired_values import ANY_FAIR
 from routed.analysis.plots.frame import Data
 from routed.analysis.plots.paired import advantage, advantage_label, rivals
 from routed.engine.rows import format_value, plain_value
-from routed.plan.arms import ARMS
+from routed.plan.arms import ARMS, fair_arms
+from routed.plan.experiment import Figure
 from routed.plan.points import Point
+from routed.settings.tree import flatten
 
 #: Most lines of a claim: nobody reads more, and each has to be judged.
 MOST = 200
@@ -42,7 +45,7 @@ def add(
     lines: list[list[dict[str, Any]]] = [[] for _ in claims]
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, claim in enumerate(claims):
-        groups.setdefault(tried(claim, swept, figure_keys), []).append(index)
+        groups.setdefault(tried(claim, swept, figure_keys, table), []).append(index)
     for keys, members in groups.items():
         points = table.groupby(list(keys), dropna=False) if keys else ()
         chosen = {*np.linspace(0, len(points) - 1, min(MOST, len(points))).round().astype(int)}
@@ -62,13 +65,41 @@ def add(
     ]
 
 
-def tried(claim: Claim, swept: Sequence[str], figure_keys: Collection[str]) -> tuple[str, ...]:
+def tried(claim: Claim, swept: Sequence[str], figure_keys: Collection[str], table: pd.DataFrame) -> tuple[str, ...]:
     """Returns the swept keys over which a claim is tried: its nuisance keys, and keys that no point of the figure sets.
 
-    Keys that a side fixes are left out.
+    Keys that a side fixes are left out, and keys that no arm of the claim reads: its runs are the same at each value.
     """
     fixed = {key for side in claim.sides() for key in side}
-    return tuple(key for key in swept if (key in claim.setup.over or key not in figure_keys) and key not in fixed)
+    keys = [key for key in swept if (key in claim.setup.over or key not in figure_keys) and key not in fixed]
+    names = {side.get("arm") for side in claim.sides()}
+    runs = table[table.arm.isin({*names, *(fair_arms() if ANY_FAIR in names else ())})]
+    values = runs.groupby("run")[keys].nunique().min()
+    return tuple(key for key in keys if not values[key] == runs[key].nunique() > 1)
+
+
+def claims_of(asked: Figure, config: ConfigDict, table: pd.DataFrame, swept: list[str]) -> tuple[Claim, ...]:
+    """Returns the claims of a figure at the points that ran (`with_rows`)."""
+    return with_rows(asked.claims(config), config, table[swept].drop_duplicates().to_dict("records"))
+
+
+def with_rows(claims: Iterable[Claim], config: ConfigDict, points: Sequence[Point]) -> tuple[Claim, ...]:
+    """Returns the claims; one at a value of a nuisance key that no point has moves to the config's or the largest one.
+
+    Its statement says so.
+    """
+    flat, moved = flatten(config), list[Claim]()
+    for claim in claims:
+        at, replaced = dict(claim.setup.at), list[str]()
+        for key in [key for key in at if key in claim.setup.over]:
+            values = {plain_value(point.get(key, flat[key])) for point in points or ({},)}
+            if plain_value(at[key]) not in values:
+                replaced.append(f"{key} = {format_value(at[key])}")
+                at[key] = plain_value(flat[key]) if plain_value(flat[key]) in values else max(values)
+        here = ", ".join(f"{key} = {format_value(at[key])}" for key in at if at[key] != claim.setup.at[key])
+        statement = f"{claim.statement} (at {here}: no run has {', '.join(replaced)})"
+        moved.append(claim.replace(at=at, statement=statement) if replaced else claim)
+    return tuple(moved)
 
 
 def by_arm(summary: pd.DataFrame, data: Data, methods: Mapping[str, Point]) -> pd.DataFrame:

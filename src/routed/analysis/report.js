@@ -161,6 +161,20 @@
   }
   for (const swatch of all(".swatch")) swatch.style.setProperty("--c", tone(swatch.dataset.colour));
 
+  // A menu shows the arms and the decomposed gap at another point; all menus of an experiment go together.
+  const points = all(".at-point");
+  for (const label of all(".pick")) {
+    const pick = label.querySelector("select"), own = label.closest(".at-point").dataset.point;
+    label.hidden = false;
+    pick.value = own;
+    pick.onchange = () => {
+      const chosen = pick.value, part = own.split("-")[0];
+      for (const node of points) if (node.dataset.point.split("-")[0] === part) node.hidden = node.dataset.point !== chosen;
+      pick.value = own;
+      label.closest(".at-point").parentElement.querySelector(`.at-point[data-point="${chosen}"] select`)?.focus();
+    };
+  }
+
   for (const button of all("button.copy")) {
     button.hidden = false;
     button.onclick = async () => {

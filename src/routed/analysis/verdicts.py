@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from routed.analysis import statistics
 from routed.analysis.claims import KINDS, Claim, Point
-from routed.analysis.claims.rules import absent_metric, inconclusive
+from routed.analysis.claims.rules import absent, inconclusive
 from routed.analysis.claims.weaknesses import weakened
 from routed.analysis.paired_values import ANY_FAIR, Rows
 from routed.contracts import UserError
@@ -72,7 +72,7 @@ def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
         reason = "a smoke run shows that the figure runs, not what it finds"
         record |= {"verdict": "not judged", "reason": reason, "p": None, "robustness": None}
     if not record["n"] and not record["text"]:
-        record["text"] = absent_metric(claim, rows)
+        record["text"] = absent(claim, rows)
         if reason := next(filter(None, (rows.all_diverged(side, at) for side, at in claim.reads())), ""):
             record |= {"verdict": "not judged", "reason": reason, "text": "no finite value"}
     return record

@@ -95,7 +95,7 @@ Bounds = tuple[float | None, float | None]
 SHARE: Bounds = (0.0, 1.0)
 AT_LEAST_0: Bounds = (0.0, None)
 AT_LEAST_1: Bounds = (1.0, None)
-AT_MOST_1: Bounds = (None, 1.0)
+FROM_MINUS_1_TO_1: Bounds = (-1.0, 1.0)
 
 
 class Column(NamedTuple):

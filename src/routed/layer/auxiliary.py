@@ -163,6 +163,13 @@ def coefficients_of(losses: Any) -> dict[str, float]:
     return {name: losses[name] for name in AUXILIARY}
 
 
+def users_losses(losses: Any) -> list[str]:
+    """Returns the auxiliary losses of users' files that have a coefficient, whose values results keep."""
+    declared = {name: loss for name, loss in AUXILIARY.items() if name in losses}
+    users = [name for name, loss in declared.items() if not loss.value.__module__.startswith("routed.")]
+    return [name for name in users if losses[name]]
+
+
 def steered(losses: Any) -> dict[str, float]:
     """Returns the first values of coefficients that training moves; `losses` may lack settings that no part reads."""
     moving = {name: loss.steered_by for name, loss in AUXILIARY.items() if loss.adapted is not None}

@@ -5,7 +5,7 @@ An override may be a function of the point's config: a value that grows with ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -122,6 +122,16 @@ ARMS: dict[str, Arm] = {
 def changes_of(arm: str, config: ConfigDict) -> dict[str, Any]:
     """Returns the overrides of an arm at a point with this config."""
     return {key: value(config) if callable(value) else value for key, value in ARMS[arm].changes.items()}
+
+
+#: Arms that users' files add.
+OWN: set[str] = set()
+
+
+def shown(asked: Collection[str] | None) -> list[str]:
+    """Returns the arms of a figure that asks for some (None: for all): with the user's own, unless it names one."""
+    more = OWN if asked is not None and OWN.isdisjoint(asked) else ()
+    return [arm for arm in ARMS if asked is None or arm in asked or arm in more]
 
 
 #: The arm with which every arm is compared, and the arm with the untrained router.

@@ -9,6 +9,7 @@ import types
 from typing import NamedTuple
 
 from routed.contracts import UserError, nearest
+from routed.plan.arms import ARMS, OWN
 from routed.system.experiments import packaged
 
 #: The names that an experiment file must define.
@@ -24,6 +25,9 @@ class Source(NamedTuple):
 
 #: The files that were loaded, among them files that an experiment file loads.
 LOADED: dict[pathlib.Path, Source] = {}
+
+#: Arms of the experiments that come with `routed`, which a user's file may load.
+_PACKAGED_ARMS: set[str] = set()
 
 #: The folders of the files that are being imported, the innermost last.
 _IMPORTING: list[pathlib.Path] = []
@@ -66,9 +70,12 @@ def load(name: str, needs: tuple[str, ...] = NAMES) -> types.ModuleType:
         raise UserError(f"{name}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     _IMPORTING.append(file.parent)
+    before = {*ARMS}
     try:
         spec.loader.exec_module(module)
         LOADED[file.resolve()] = Source(module, file.read_text(encoding="utf-8"))
+        is_packaged = file.resolve() in {path.resolve() for path in packaged().values()}
+        (_PACKAGED_ARMS if is_packaged else OWN).update({*ARMS} - before - _PACKAGED_ARMS)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
     except Exception as error:

@@ -14,6 +14,8 @@ from routed.suite import probes, reference
 
 #: The router of the reference that is drawn first.
 FIRST = "linear"
+#: The score of a probe that does not apply to a router, in one word for a cell (its spaces break no line).
+NOTHING = "does\N{NO-BREAK SPACE}not\N{NO-BREAK SPACE}apply"
 #: The radar: its size, and its radius at score 1, in units of the picture.
 WIDTH, HEIGHT, RADIUS = 460.0, 380.0, 160.0
 
@@ -81,7 +83,8 @@ def _learners(routers: dict[str, Any]) -> list[str]:
 
 def _row(probe: probes.Probe, scores: dict[str, Any], routers: dict[str, Any]) -> dict[str, Any]:
     """A row of the table; `best` is the reference router that learns and has the highest mean."""
-    means = {name: routers[name]["probes"][probe.name]["score"]["mean"] for name in _learners(routers)}
+    scored = {name: routers[name]["probes"][probe.name]["score"]["mean"] for name in _learners(routers)}
+    means = {name: mean for name, mean in scored.items() if mean is not None}
     best = max(means, key=lambda name: means[name], default=None)
     frozen, gain = scores.get("frozen"), scores.get("gain")
     return {
@@ -100,6 +103,8 @@ def _row(probe: probes.Probe, scores: dict[str, Any], routers: dict[str, Any]) -
 def _number(score: dict[str, Any], sign: bool = False) -> str:
     """A mean with its interval, if it has one."""
     form = "+.2f" if sign else ".2f"
+    if score["mean"] is None:
+        return NOTHING
     text = f"{score['mean']:{form}}"
     return text if score["low"] is None else f"{text} [{score['low']:{form}}, {score['high']:{form}}]"
 
@@ -125,7 +130,8 @@ def sentences(card: dict[str, Any], neighbours: Neighbours) -> list[str]:
     worse = [name for name, gain in gains.items() if (gain["high"] or 0) < 0]
     differences = reference.against(card, neighbours.routers[first]) if first else {}
     sides = {name: _side(difference) for name, difference in differences.items()}
-    means = {name: scores["score"]["mean"] for name, scores in card["probes"].items()}
+    scored = {name: scores["score"]["mean"] for name, scores in card["probes"].items()}
+    means = {name: mean for name, mean in scored.items() if mean is not None}
     text = wording.render(
         "suite/sentences.jinja",
         names=lambda names: ", ".join(names) or "none",
@@ -137,6 +143,7 @@ def sentences(card: dict[str, Any], neighbours: Neighbours) -> list[str]:
         above=[name for name, side in sides.items() if side == "above"],
         below=[name for name, side in sides.items() if side == "below"],
         lowest=[f"{name} ({means[name]:.2f})" for name in sorted(means, key=lambda name: means[name])[:3]],
+        missing=[name for name in scored if name not in means],
         why_alone=neighbours.why_alone,
     )
     return Markup(text).unescape().splitlines()
@@ -171,13 +178,14 @@ def radar(card: dict[str, Any], asked: tuple[probes.Probe, ...]) -> dict[str, An
         if of_probe["score"]["low"] is not None
     ]
     frozen = {i: of_probe["frozen"]["mean"] for i, of_probe in enumerate(scores) if of_probe.get("frozen")}
-    means = [of_probe["score"]["mean"] for of_probe in scores]
+    means = {i: of_probe["score"]["mean"] for i, of_probe in enumerate(scores)}
+    means = {i: mean for i, mean in means.items() if mean is not None}
     return {
         "axes": axes,
         "rings": [(level, outline([level] * count), point(0, count, level)[1]) for level in (0.25, 0.5, 0.75, 1.0)],
-        "learned": outline(means),
-        "dots": [point(i, count, mean) for i, mean in enumerate(means)],
-        # A probe without a frozen self has no corner: the line passes by its axis.
+        # A probe that does not apply, or without a frozen self, has no corner: the line passes by its axis.
+        "learned": _corners([point(i, count, mean) for i, mean in means.items()]),
+        "dots": [point(i, count, mean) for i, mean in means.items()],
         "frozen": _corners([point(i, count, mean) for i, mean in frozen.items()]),
         "spans": spans,
         "centre": (WIDTH / 2, HEIGHT / 2),

@@ -69,6 +69,8 @@ def against(card: dict[str, Any], second: dict[str, Any]) -> dict[str, Estimate]
         if probe.name == "cost" or probe.name not in second["probes"]:
             continue
         scores = second["probes"][probe.name]["seeds"]
+        if not scores or not card["probes"][probe.name]["seeds"]:  # it does not apply to one of them
+            continue
         mean = sum(scores) / len(scores)
         variance = sum((value - mean) ** 2 for value in scores) / (len(scores) - 1)
         differences[probe.name] = welch(card["probes"][probe.name]["seeds"], mean, variance**0.5, len(scores))

@@ -20,7 +20,7 @@ from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS
 from routed.settings.tree import flatten
 from routed.suite import measures, probes
-from routed.suite.subject import Subject
+from routed.suite.subject import Subject, has_gradient
 from routed.system import files
 
 #: The file of a workdir that identifies its card, and the file of the card itself.
@@ -49,9 +49,11 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
     if len({run.key for run in runs} - {*table.run}):
         raise UserError(f"{subject.name}: {lost} Its scores, or what training makes of them, are not finite")
     seeds = [config.seed + i for i in range(config.seeds)]
-    signal = measures.gradient_signal(config, seeds) if ROUTERS[subject.name].learns else np.zeros(len(seeds))
+    learns = ROUTERS[subject.name].learns
+    signal = measures.gradient_signal(config, seeds) if learns else np.zeros(len(seeds))
+    applies = learns and (signal.any() or has_gradient(config))  # else there is no gradient to have a signal
     cost = measures.cost(config)
-    measured = {"gradient": [float(value) for value in signal], "cost": [cost.score]}
+    measured = {"gradient": [float(value) for value in signal] if applies else [], "cost": [cost.score]}
     described = results.stored_config(workdir)
     card = {
         "suite": identity(quick),
@@ -59,7 +61,7 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
             "name": subject.name,
             "settings": list(subject.given),
             "code": subject.code,
-            "learns": ROUTERS[subject.name].learns,
+            "learns": learns,
         },
         "seeds": seeds,
         "diverged": lost,
@@ -112,9 +114,13 @@ def scores(
 
 
 def _interval(values: Any, low: float = 0.0) -> dict[str, Any]:
-    """A mean in [low, 1] with its interval over seeds, which a single value lacks."""
-    estimated: Estimate = estimate(values, bounds=(low, 1.0))
-    return {name: _short(value) if value == value else None for name, value in estimated._asdict().items()}
+    """A mean in [low, 1] with its interval over seeds, which one value lacks; of no values, nothing.
+
+    The t interval is cut at the ends: on another scale a score's interval would contradict that of its paired gain.
+    """
+    whole = estimate(values)
+    cut: Estimate = whole._replace(low=float(np.maximum(whole.low, low)), high=float(np.minimum(whole.high, 1.0)))
+    return {name: _short(value) if value == value else None for name, value in cut._asdict().items()}
 
 
 def _short(value: float) -> float:

@@ -174,6 +174,16 @@ def scores_of(config: ConfigDict, experts: int) -> tuple[Callable[[Any, Any], An
     return init, lambda variables, x: module.apply(variables, x, **context(x))
 
 
+def has_gradient(config: ConfigDict) -> bool:
+    """True if the scores of the config's router have a gradient with respect to its parameters."""
+    init, apply = scores_of(config, COUNTS[0])
+    x, weight = (jax.random.normal(jax.random.key(1), (TOKENS, size)) for size in (config.data.dim, COUNTS[0]))
+    variables = dict(init(jax.random.key(0), x))
+    params = variables.pop("params", {})
+    gradient = jax.grad(lambda params: (weight * apply({**variables, "params": params}, x)).sum())(params)
+    return any(bool(leaf.any()) for leaf in jax.tree.leaves(gradient))
+
+
 def _try(spec: str, config: ConfigDict) -> None:
     """Refuses a router that cannot be built or called, or whose scores are no [tokens, experts] of floats."""
     dim = config.data.dim

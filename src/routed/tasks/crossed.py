@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
-from routed.contracts import AT_LEAST_1, AT_MOST_1, Batch, Column
+from routed.contracts import AT_LEAST_1, FROM_MINUS_1_TO_1, Batch, Column
 from routed.settings.setting import Setting, at_least, within
 from routed.tasks.task import Task, World
 from routed.tasks.worlds import clusters_of, posterior, separated
@@ -127,7 +127,7 @@ TASK = Task(
                 f"adjusted mutual information of\nexperts and {which} clusters",
                 "Adjusted mutual information of the chosen expert and this label alone: 1 is the same partition, "
                 "about 0 is unrelated.",
-                AT_MOST_1,
+                FROM_MINUS_1_TO_1,
             ),
             "sparsity": Column(
                 f"effective experts per {which} cluster",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from routed.layer.auxiliary import AUXILIARY, POOLED, auxiliary, coefficients_of, steered
+from routed.layer.auxiliary import AUXILIARY, POOLED, auxiliary, coefficients_of, steered, users_losses
 from routed.layer.model_losses import balance_pooled
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import SELECTIONS, group_of
@@ -22,7 +22,8 @@ OBJECTIVE = "objective"
 
 
 def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step, params, state, moving, *, still=None):
-    """Returns (the minimised loss, (the reported loss, wrong samples, the state and the coefficients after the step)).
+    """Returns (the minimised loss, (the reported loss, wrong samples, the state and the coefficients after the step,
+    the values of users' own auxiliary losses)).
 
     The sum of the task's loss and auxiliary losses, some with a coefficient of `moving`. Where the router stays
     `still` (None: where it is frozen) its losses are 0: they would train the features that it reads.
@@ -31,13 +32,15 @@ def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step,
     rule, dispatch = rule_and_dispatch(problem.part, config)
     outputs = problem.model.apply(params, state, batch, rule, dispatch, key, step)
     total, reported = problem.task_loss(config, outputs, batch)
+    own_values: dict[str, Array] = {}
     if outputs.sites and problem.router_learns and any(coefficients_of(config.losses).values()):
-        total += _auxiliary(problem, config, outputs.sites, params, step, moving, still)
+        weighted, own_values = _auxiliary(problem, config, outputs.sites, params, step, moving, still)
+        total += weighted
     total += jnp.where(still, 0.0, selection_loss(rule, outputs.sites))
     for loss in jax.tree.leaves(outputs.state.get(OBJECTIVE, {})):
         total += jnp.where(still, 0.0, loss.sum())
     moved = _moved(config, outputs.sites, moving, still)
-    return total, (reported, problem.wrong(config, outputs, batch), outputs.state, moved)
+    return total, (reported, problem.wrong(config, outputs, batch), outputs.state, moved, own_values)
 
 
 def selection_loss(rule: SelectionRule, sites: dict[str, Site]) -> Float[Array, ""]:
@@ -66,18 +69,18 @@ def rule_and_dispatch(part: ModelPart, config: Any) -> tuple[SelectionRule, str]
     return (selection_rule(config.selection), config.dispatch) if part.routed else (SelectionRule(), "dense")
 
 
-def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step, moving, still) -> Array:
-    """Returns the weighted auxiliary losses, mean over all layers of all sites."""
+def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, step, moving, still):
+    """Returns the weighted auxiliary losses, and users' own ones without weight, means over all layers of all sites."""
     coefficients = {name: value for name, value in coefficients_of(config.losses).items() if value}
     coefficients |= {name: moving[name] for name in steered(config.losses) if moving}
     if config.losses.balance_scope == POOLED:
         coefficients.pop("balance", None)  # below
 
-    def of_layer(routing, features, responses) -> Array:
+    def of_layer(routing, features, responses) -> tuple[Array, dict[str, Array]]:
         tokens = len(routing.scores)
         size = group_of(selection_rule(config.selection).group_size, tokens)
         groups = tokens // size if config.losses.balance_scope == "group" else 1
-        return auxiliary(
+        total, each = auxiliary(
             routing,
             coefficients,
             learned=jnp.logical_not(still),
@@ -87,20 +90,22 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
             responses=responses,
             step=step,
             steps=config.steps,
-        )[0]
+        )
+        return total, {name: each[name] for name in users_losses(config.losses)}
 
     values = []
     for name, (routing, features) in sites.items():
         if routing.scores.ndim == 2:
             respond = partial(_responses, problem, params, name, features)
-            values.append(of_layer(routing, features, respond)[None])
+            values.append(jax.tree.map(lambda value: value[None], of_layer(routing, features, respond)))
             continue
 
         def of_stack_layer(routing, features, layer, name=name, all_features=features):
             return of_layer(routing, features, lambda: _all_responses(problem, params, name, all_features)[layer])
 
         values.append(jax.vmap(of_stack_layer)(routing, features, jnp.arange(len(routing.scores))))
-    return jnp.concatenate(values).mean() + _pooled(config, sites, still)
+    total, each = jax.tree.map(lambda *parts: jnp.concatenate(parts).mean(), *values)
+    return total + _pooled(config, sites, still), each
 
 
 def _pooled(config: Any, sites: dict[str, Site], still) -> Array:

@@ -165,4 +165,17 @@ def columns_of(problem: type[Problem]) -> dict[str, Column]:
     for probe in PROBES.values():
         if issubclass(problem, probe.problem):
             columns |= probe.columns
-    return columns | {name: metric.column for name, metric in METRICS.items()}
+    return columns | own_columns()
+
+
+def own_columns() -> dict[str, Column]:
+    """Returns the columns of users' files: those of the table METRICS, and the values of auxiliary losses."""
+    losses = {
+        f"train/loss_{name}": Column(
+            f"auxiliary loss {name}",
+            f"{loss.doc}; mean over training steps since the last evaluation, without its coefficient.",
+        )
+        for name, loss in AUXILIARY.items()
+        if not loss.value.__module__.startswith("routed.")
+    }
+    return {name: metric.column for name, metric in METRICS.items()} | losses

@@ -17,7 +17,7 @@ import optax
 from jaxtyping import Array, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
-from routed.layer.auxiliary import steered
+from routed.layer.auxiliary import steered, users_losses
 from routed.settings.setting import COUNT, Allowed, Component, Setting, When, at_least
 from routed.settings.tree import node_of
 from routed.training.freezing import has_moved, keep_router, router_of
@@ -31,7 +31,8 @@ STREAMS = ("world", "init", "order", "noise")
 #: The names of a run's state that a training step changes. `taken` counts the steps, and stays behind `step` in a run
 #: that stopped early; `wrong` counts the samples of this epoch that were wrong when they were trained on;
 #: `coefficients` are those of auxiliary losses that move.
-MOVING = ("params", "state", "opt", "coefficients", "taken", "total", "loss", "lowest", "wrong", "stopped")
+#: `penalties` are the values of users' auxiliary losses, summed as `total` is.
+MOVING = ("params", "state", "opt", "coefficients", "penalties", "taken", "total", "loss", "lowest", "wrong", "stopped")
 #: The names of a run's state that an evaluation reads.
 EVALUATED = ("params", "state", "router0", "memory", "coefficients", "taken", "stopped")
 #: The most phases of a run.
@@ -120,6 +121,7 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
         "state": state,
         "opt": _optimiser(program.problem, config, params).init(params),
         "coefficients": jax.tree.map(jnp.float32, _steered(program.problem, program.configs)),
+        "penalties": {name: jnp.float32(0) for config in program.configs for name in users_losses(config.losses)},
         "router0": router_of(params, state),
         "memory": program.problem.remember(params, state),
         "step": jnp.int32(0),
@@ -132,7 +134,7 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
     }
     metrics = jax.eval_shape(program.evaluate, seed, traced, world, shared, {name: run[name] for name in EVALUATED})
     rows = program.config.steps // program.config.eval_every + 1
-    metrics |= {"train/loss": run["total"]}
+    metrics |= {"train/loss": run["total"]} | _penalties(run, 1.0)
     return world, run | {"history": {name: jnp.zeros((rows, *a.shape), a.dtype) for name, a in metrics.items()}}
 
 
@@ -179,7 +181,7 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
     frozen = is_frozen(program.problem.part, config)
     still = frozen if phase.groups is None or "router" in phase.groups else jnp.array(True)
     loss = partial(training_loss, program.problem, config, batch, key, now["taken"], still=still)
-    grads, (value, wrong, state, coefficients) = jax.grad(loss, has_aux=True)(
+    grads, (value, wrong, state, coefficients, own_values) = jax.grad(loss, has_aux=True)(
         now["params"], now["state"], now["coefficients"]
     )
     transform = _optimiser(program.problem, inputs.config, now["params"])
@@ -188,6 +190,7 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
     # Where nothing trains, statistics and a balancing bias stay too.
     state = now["state"] if phase.groups == () else keep_router(still, now["state"], state)
     new = now | {"params": params, "state": state, "opt": opt, "coefficients": coefficients}
+    new |= {"penalties": {name: total + own_values.get(name, 0.0) for name, total in now["penalties"].items()}}
     new |= {"total": now["total"] + value, "loss": value, "taken": now["taken"] + 1}
     stop = program.config.stop
     if stop.errors or stop.epochs:
@@ -239,11 +242,17 @@ def record(
     steps = jnp.where(run["step"] > 0, every, 0)
     with jax.named_scope("evaluation"):
         metrics = program.evaluate(seed, traced, world, shared, {name: run[name] for name in EVALUATED})
-    metrics |= {"train/loss": total / steps / program.problem.unit(inputs)}
+    metrics |= {"train/loss": total / steps / program.problem.unit(inputs)} | _penalties(run, steps - missed)
     row = run["step"] // every
     history = {name: old.at[row].set(metrics[name]) for name, old in run["history"].items()}
     memory = program.problem.remember(run["params"], run["state"])
-    return run | {"history": history, "total": jnp.float32(0), "memory": memory}
+    sums = {"total": jnp.float32(0), "penalties": jax.tree.map(jnp.zeros_like, run["penalties"])}
+    return run | sums | {"history": history, "memory": memory}
+
+
+def _penalties(run: dict[str, Any], steps) -> dict[str, Array]:
+    """Returns the columns of users' auxiliary losses: means over the steps since the last evaluation."""
+    return {f"train/loss_{name}": total / steps for name, total in run["penalties"].items()}
 
 
 def evaluate(

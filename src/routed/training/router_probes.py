@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from routed.contracts import AT_LEAST_0, AT_LEAST_1, AT_MOST_1, SHARE, Column
+from routed.contracts import AT_LEAST_0, AT_LEAST_1, FROM_MINUS_1_TO_1, SHARE, Column
 from routed.metrics import agreement, entropies, router
 from routed.models.single_layer import SITE, sharpness
 from routed.training.probes import Evaluation, Probe
@@ -151,7 +151,7 @@ COLUMNS = Probe(
             "adjusted mutual information\nof experts and clusters",
             "Specialisation: how much the chosen expert tells of the cluster, corrected for chance. 1:"
             " experts and clusters are the same partition; about 0: unrelated; below 0: less than chance.",
-            AT_MOST_1,
+            FROM_MINUS_1_TO_1,
             higher_is_better=True,
         ),
         "router/homogeneity": Column(

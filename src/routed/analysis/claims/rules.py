@@ -37,12 +37,14 @@ def verdict_within(interval: statistics.Estimate, least: float, most: float) -> 
     return "opposite" if interval.high < least or most < interval.low else "inconclusive"
 
 
-def absent_metric(claim: Claim, rows: Rows) -> str:
-    """Names an arm that ran without the claim's metric, which is undefined for it; or returns "" (an empty text)."""
-    for side in claim.sides():
+def absent(claim: Claim, rows: Rows) -> str:
+    """Names an arm or a point that did not run, or an arm without the claim's metric; or returns "" (an empty text)."""
+    for side, at in claim.reads():
+        if "value" not in side and (reason := rows.absent(side, at)):
+            return reason
         metric = side.get("metric", claim.setup.metric)
-        for arm in rows.arms(side, claim.setup.at):
-            if not len(rows.history(side, claim.setup.at, metric, arm)):
+        for arm in rows.arms(side, at):
+            if not len(rows.history(side, at, metric, arm)):
                 return f"{arm} ran, and has no {metric} there"
     return ""
 

@@ -14,11 +14,12 @@ import numpy as np
 
 from routed.analysis.plots import PLOTS, draw
 from routed.analysis.plots.chart import Chart
-from routed.analysis.plots.frame import Data
+from routed.analysis.plots.frame import Data, defined
 from routed.analysis.plots.scales import label_of
 from routed.analysis.plots.swept import MOST, ONTO
 from routed.analysis.wording import paragraphs
 from routed.engine.rows import format_value
+from routed.training.probes import own_columns
 
 Spec = dict[str, Any]
 
@@ -36,10 +37,13 @@ class Drawn(NamedTuple):
 
 
 def draw_all(specs: Sequence[Spec], data: Data) -> tuple[list[Drawn], list[str]]:
-    """Returns the figures of `specs` after the automatic ones, and the names of figures without rows."""
-    asked = [(spec, chart) for spec in specs if (chart := draw(spec, data)) is not None]
+    """Returns the figures of `specs` after the automatic ones, then those of columns that none shows, and the names of
+    figures without rows.
+    """
+    drawn = lambda some: [(spec, chart) for spec in some if (chart := draw(spec, data)) is not None]  # noqa: E731
+    asked = drawn(specs)
     added = automatic([spec for spec, _ in asked], data)
-    pairs = [(spec, chart) for spec in added if (chart := draw(spec, data)) is not None] + asked
+    pairs = [*drawn(added), *asked, *drawn(own_figures([*added, *specs], data))]
     for spec, chart in pairs:
         chart.title = "; ".join([title(spec, data), *chart.notes])
     texts = captions(pairs, data)
@@ -90,6 +94,16 @@ def automatic(specs: Sequence[Spec], data: Data) -> list[Spec]:
             figure = {"kind": "multiples", "name": f"{spec['name']}-by-{key}", "of": spec, "over": key}
             figures.append(figure | {"values": chosen, "left_out": sorted({*values} - {*chosen})})
     return figures
+
+
+def own_figures(specs: Sequence[Spec], data: Data) -> list[Spec]:
+    """Returns figures of users' columns and of accuracy that no figure shows: against swept keys, or over training."""
+    shown = {name for spec in specs for name in spec.get("metrics", ())}
+    columns = [name for name in ("test/accuracy", *own_columns()) if name not in shown]
+    if not (metrics := defined(columns, data.last)):
+        return []
+    by_key = [{"kind": "curves", "name": f"own-by-{key}", "x": key, "metrics": metrics} for key in data.varying]
+    return by_key or [{"kind": "training", "name": "own", "metrics": metrics}]
 
 
 def unshown(specs: Sequence[Spec], data: Data) -> list[str]:

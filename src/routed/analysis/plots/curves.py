@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from routed.analysis import statistics
+from routed.analysis.plots import scales
 from routed.analysis.plots.chart import Chart
 from routed.analysis.plots.frame import Data, arms_of, defined, note_undefined, point_of, series_of
 from routed.analysis.plots.kind import Plot
@@ -19,10 +22,11 @@ Spec = dict[str, Any]
 #: Widest row of panels, in panels.
 COLUMNS = 3
 
-#: Column -> label of losses of others on the same rows, drawn where they are known.
-REFERENCES = {
-    "eval/bigram": "bigram model",
-    "eval/ngram": "5-gram model",
+#: Label of the best prediction that ignores its input; column -> label of losses on the same rows of models of counts,
+#: and of the least ones, which are drawn where they are known.
+CONSTANT = "best constant"
+COUNT_MODELS = {"eval/bigram": "bigram model", "eval/ngram": "5-gram model"}
+FLOORS = {
     "eval/floor_blind": "least without the dialect",
     "eval/floor": "least possible",
 }
@@ -48,13 +52,6 @@ def curve(spec: Spec, data: Data) -> Panel:
         return _single_value(spec, rows, data)
     axis, positions = sweep_axis(spec["x"], values, spec.get("axis"))
     panel = Panel(axis, Axis())
-    for label, reference in column.references.items():
-        heights = [_height(reference, rows[rows[spec["x"]] == value], data) for value in positions]
-        if len({*heights}) == 1:
-            panel.rule("y", heights[0], dash=(2, 3), label=label)
-        else:
-            panel.line([*positions.values()], heights, dash=(2, 3))
-            panel.text(label, [*positions.values()][-1], heights[-1], align="right", dy=-2)
     values_of = {arm: sorted(rows[rows.arm == arm][spec["x"]].unique()) for arm in arms}
     alone = {arm: some[0] for arm, some in values_of.items() if len(some) == 1}
     dodged = dodge(axis, positions, [arm for arm in arms if arm not in alone]) | _strip(panel, positions, alone)
@@ -64,6 +61,7 @@ def curve(spec: Spec, data: Data) -> Panel:
             for value, group in rows[rows.arm == arm].groupby(spec["x"])
         ]
         panel.means(series_of(arm), points, joined=are_numbers(positions))
+    draw_references(panel, metric, rows, data, spec["x"], positions)
     return panel
 
 
@@ -74,13 +72,12 @@ def _single_value(spec: Spec, rows: pd.DataFrame, data: Data) -> Panel:
     (metric,), arms, value = spec["metrics"], arms_of(spec, rows), rows[spec["x"]].iloc[0]
     name = label_of(spec["x"])
     panel = Panel(Axis(f"arms at {name} = {format_value(value)}", (-0.7, len(arms) - 0.3), ticks={}), Axis())
-    for label, reference in data.axes[metric].references.items():
-        panel.rule("y", _height(reference, rows, data), dash=(2, 3), label=label)
     for index, arm in enumerate(arms):
         point = point_of(
             float(index), rows[rows.arm == arm], metric, data.axes[metric], f"{name} {format_value(value)}"
         )
         panel.means(series_of(arm), [point])
+    draw_references(panel, metric, rows, data)
     return panel
 
 
@@ -121,10 +118,7 @@ def training(spec: Spec, data: Data) -> Chart | None:
             groups = rows[rows.arm == arm].groupby("step")
             points = [point_of(at[step], group, metric, data.axes[metric], f"step {step:g}") for step, group in groups]
             panel.means(series_of(arm), points, joined=True)
-        for column, label in REFERENCES.items() if metric == data.loss else ():
-            if column in rows:  # losses fall: most room is below their start
-                panel.rule("y", rows[column].mean(), dash=(2, 3))
-                panel.text(label, "left", rows[column].mean(), align="left", dy=-2)
+        draw_references(panel, metric, rows, data)
         panels.append(panel)
     chart = finished(panels, metrics, spec, rows, data, shared=False)
     for panel, metric in zip(panels, metrics, strict=True):
@@ -163,7 +157,7 @@ def finished(
 ) -> Chart:
     """Returns the chart of panels of metrics, with axes that log panels may share."""
     chart = Chart(panels, columns=min(COLUMNS, len(panels)))
-    note_undefined(chart, spec["metrics"], rows, data)
+    note_undefined(chart, spec["metrics"], rows, data, spec.get("x", ""))
     for panel, metric in zip(panels, metrics, strict=True):
         set_value_axes(chart, [panel], data.axes[metric], data.axes[metric].label)
     if shared:
@@ -173,11 +167,45 @@ def finished(
     return chart
 
 
-def _height(reference: float | str, rows: pd.DataFrame, data: Data) -> float:
-    """Returns a reference at some rows: a number, or the value of a setting."""
-    if not isinstance(reference, str):
-        return reference
-    return float(rows[reference].iloc[0] if reference in data.swept else data.base[reference])
+def draw_references(
+    panel: Panel, metric: str, rows: pd.DataFrame, data: Data, key: str = "", positions: Mapping[Any, float] = {}
+) -> None:
+    """Draws the losses of models that need no network, and the column's references, by value of `key`.
+
+    Beside means that are all below `FLOOR` a constant would leave no room for them.
+    """
+    parts = [rows[rows[key] == value] for value in positions] if positions else [rows]
+    references = [_references(metric, part, data) for part in parts]
+    hidden = data.axes[metric].log and all(estimate.mean < scales.FLOOR for estimate in panel.estimates)
+    for label in dict.fromkeys(label for part in references for label in part if not (hidden and label == CONSTANT)):
+        heights = [part.get(label, np.nan) for part in references]
+        if len({*heights}) == 1:
+            panel.rule("y", heights[0], dash=(2, 3), label=label)
+            continue
+        panel.line([*positions.values()], heights, dash=(2, 3))
+        panel.estimates += [statistics.Estimate(height, np.nan, np.nan, 0) for height in heights]  # for the axis
+        shown = np.flatnonzero(np.isfinite(heights))[-1]
+        panel.text(label, [*positions.values()][shown], heights[shown], align="right", dy=-2)
+
+
+def _references(metric: str, rows: pd.DataFrame, data: Data) -> dict[str, float]:
+    """Returns what values of a metric are compared with at some rows: numbers, values of settings, other columns."""
+    heights = {}
+    for label, reference in data.axes[metric].references.items():
+        if isinstance(reference, str):
+            reference = rows[reference].iloc[0] if reference in data.swept else data.base[reference]
+        heights[label] = float(reference)
+    floors = [name for name in FLOORS if metric == data.loss and name in rows and rows[name].notna().any()]
+    return heights | simple(rows, data, metric) | {FLOORS[name]: float(rows[name].mean()) for name in floors}
+
+
+def simple(rows: pd.DataFrame, data: Data, metric: str = "") -> dict[str, float]:
+    """Returns the value of a metric (the loss) for the best constant and for models of counts, at the rows' point."""
+    point = {key: rows[key].iloc[:1].tolist()[0] for key in data.swept if len(rows) and rows[key].nunique() == 1}
+    column, is_loss = data.column(metric or data.loss, point), metric in ("", data.loss)
+    heights = {} if column is None or column.constant is None else {CONSTANT: column.constant}
+    counted = [name for name in COUNT_MODELS if is_loss and name in rows and rows[name].notna().any()]
+    return heights | {COUNT_MODELS[name]: float(rows[name].mean()) for name in counted}
 
 
 CURVES = Plot(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from routed.analysis import statistics
 from routed.analysis.plots.chart import Chart
 from routed.analysis.plots.panels import INK, Point, Series
 from routed.contracts import Column
-from routed.engine.rows import at_base, last_evaluations, plain_value
-from routed.plan.arms import ARMS, is_control
+from routed.engine.rows import at_base, format_value, last_evaluations, plain_value
+from routed.plan.arms import ARMS, is_control, shown
 
 #: Metric -> the reason why no run has it.
 UNDEFINED = {"router/dead": "undefined: fewer than 100 test tokens an expert"}
@@ -81,6 +81,8 @@ class Data:
             loss,
         )
         self.own = set(swept if own is None else own)
+        #: The column of a metric at a point, whose task may have another constant than that of `base`.
+        self.column: Callable[[str, Mapping[str, Any]], Column | None] = lambda metric, at: axes.get(metric)
         self.base = dict(base)
         # Points of the file do not name the user's keys: each needs a base value that has rows.
         for key in set(swept) - self.own if len(self.last) else ():
@@ -160,11 +162,15 @@ def defined(metrics: Iterable[str], rows: pd.DataFrame) -> list[str]:
     return [metric for metric in metrics if metric in rows and rows[metric].notna().any()]
 
 
-def note_undefined(chart: Chart, metrics: Iterable[str], rows: pd.DataFrame, data: Data) -> None:
-    """Notes the metrics of a figure that no run has."""
-    for metric in sorted({*metrics} & {*data.axes} - {*defined(metrics, rows)}):
-        label = " ".join(data.axes[metric].label.split())
-        chart.note(f"left out: {label} ({UNDEFINED.get(metric, 'no run has it')})")
+def note_undefined(chart: Chart, metrics: Iterable[str], rows: pd.DataFrame, data: Data, key: str = "") -> None:
+    """Notes the metrics of a figure that no run has, and of the others the values of `key` at which no run has them."""
+    present = defined(metrics, rows)
+    for metric in sorted({*metrics} & {*data.axes}):
+        label, why = " ".join(data.axes[metric].label.split()), UNDEFINED.get(metric, "no run has it")
+        if metric not in present:
+            chart.note(f"left out: {label} ({why})")
+        elif key in rows and (counts := rows.groupby(key)[metric].count()).min() == 0:
+            chart.note(f"no {label} at {key} = {', '.join(map(format_value, counts.index[counts == 0]))} ({why})")
 
 
 def shape_of(arm: str) -> str:
@@ -191,4 +197,4 @@ def point_of(position: float, rows: pd.DataFrame, metric: str, column: Column, a
 
 def arms_of(spec: Mapping[str, Any], rows: pd.DataFrame) -> list[str]:
     """Returns the arms that a figure asks for and that have rows, in the order of the table of arms."""
-    return [arm for arm in ARMS if arm in set(rows.arm) and arm in spec.get("arms", ARMS)]
+    return [arm for arm in shown(spec.get("arms")) if arm in set(rows.arm)]

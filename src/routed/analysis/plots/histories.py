@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 
 from routed.analysis.plots.frame import Data
 from routed.metrics.load import DEAD_SHARE
-from routed.plan.arms import ARMS
+from routed.plan.arms import ARMS, shown
 
 #: Numbers of all maps of a page, at most: two bytes each, and a third more as text.
 MOST = 400_000
@@ -42,7 +42,7 @@ class History(NamedTuple):
 def histories(data: Data, spec: Mapping[str, Any] = {}) -> Iterator[History]:
     """Yields the routers of a figure's arms that have maps, layer by layer, without runs that diverged at once."""
     rows = data.at_point(data.last, {**spec, "x": None})
-    for arm in spec.get("arms", ARMS):
+    for arm in shown(spec.get("arms")):
         for run in rows[rows.arm == arm].run:
             metrics = data.table[data.table.run == run].drop_duplicates("step").sort_values("step")
             for history in _of_run(run, ARMS[arm].label, metrics, data):

@@ -18,25 +18,19 @@ from routed.analysis.plots.kind import Plot
 from routed.analysis.plots.panels import Axis, Panel, Point, Series
 from routed.analysis.plots.scales import are_numbers, dodge, set_value_axes, sweep_axis, value_label
 from routed.contracts import Column
-from routed.plan.arms import ARMS, REFERENCE, is_control
+from routed.plan.arms import ARMS, REFERENCE, is_control, shown
 
 #: Words in labels of metrics that are better the lower they are.
 LOSSES = ("loss", "bits", "error", "excess over", "perplexity")
 
 
-def difference(rows: pd.DataFrame, arm: str, metric: str, log: bool = False) -> statistics.Estimate:
+def difference(
+    rows: pd.DataFrame, arm: str, metric: str, log: bool = False, reference: str = REFERENCE
+) -> statistics.Estimate:
     """Returns the mean of an arm's metric minus the learned arm's (log: of their log ratio), paired by seed, with its
-    t interval.
+    t interval. Another arm may be the `reference`.
     """
-    if log:
-        return statistics.estimate(paired_values.paired(rows, arm, REFERENCE, metric))
-    good = rows[rows.status == "ok"]
-    if metric not in good:
-        return statistics.estimate([])
-    table = good.pivot_table(index="seed", columns="arm", values=metric)
-    if arm not in table or REFERENCE not in table:
-        return statistics.estimate([])
-    return statistics.estimate((table[arm] - table[REFERENCE]).dropna())
+    return statistics.estimate(paired_values.paired(rows, arm, reference, metric, log))
 
 
 def rivals(data: Data) -> list[str]:
@@ -47,23 +41,24 @@ def rivals(data: Data) -> list[str]:
     return [ANY_FAIR] if any(ARMS[arm].fair for arm in arms) else [arm for arm in arms if is_control(arm)]
 
 
-def advantage(rows: pd.DataFrame, control: str, data: Data) -> tuple[statistics.Estimate, str | None]:
-    """Returns the learned router's advantage over a control at one point, paired by seed, and the name of the control.
+def advantage(
+    rows: pd.DataFrame, control: str, data: Data, arm: str = REFERENCE
+) -> tuple[statistics.Estimate, str | None]:
+    """Returns an arm's advantage over a control at one point, paired by seed, and the name of the control.
 
-    log(control / learned) of a loss with a log axis; control - learned of any other (nats per token).
+    log(control / arm) of a loss with a log axis; control - arm of any other (nats per token).
     """
+    log = data.axes[data.loss].log
     if control == ANY_FAIR:
-        least = fair_gap(rows, data.loss, data.axes[data.loss].log)
+        least = fair_gap(rows, data.loss, log, arm)
         return (least.estimate, least.name) if least else (statistics.estimate([]), None)
-    if not data.axes[data.loss].log:
-        return difference(rows, control, data.loss), control
-    return statistics.estimate(paired_values.paired(rows, control, REFERENCE, data.loss)), control
+    return difference(rows, control, data.loss, log, arm), control
 
 
-def advantage_label(control: str, data: Data) -> str:
-    """Returns the axis label of `advantage`; above 0 the learned router is better."""
+def advantage_label(control: str, data: Data, arm: str = REFERENCE) -> str:
+    """Returns the axis label of `advantage`; above 0 the arm is better."""
     name = "fairest frozen control" if control == ANY_FAIR else control
-    return f"log({name} / learned)" if data.axes[data.loss].log else f"{name} - learned (nats)"
+    return f"log({name} / {arm})" if data.axes[data.loss].log else f"{name} - {arm} (nats)"
 
 
 def paired(spec: dict[str, Any], data: Data) -> Chart | None:
@@ -138,7 +133,7 @@ def above(metric: str, data: Data) -> str:
 def _arms(spec: dict[str, Any], data: Data) -> list[str]:
     """Returns the arms that ran at the figure's point, without the learned one."""
     present = {*data.at_point(data.last, spec).arm} - {REFERENCE}
-    return [arm for arm in ARMS if arm in present and arm in spec.get("arms", ARMS)]
+    return [arm for arm in shown(spec.get("arms")) if arm in present]
 
 
 def _caption(spec: dict[str, Any], data: Data) -> str:

@@ -71,13 +71,14 @@ def sweep_axis(key: str, values: Sequence[Any], unit: Unit = None, width: int = 
     """Returns the axis of a swept key, and the positions of its values.
 
     The axis is logarithmic where numbers span a decade. Words stand side by side, as do numbers too uneven to be told
-    apart otherwise (0, .001, .01), and as does a single number, so that `dodge` has room.
+    apart otherwise (0, .001, .01, or .1, .5, .9, .99), and as does a single number, so that `dodge` has room.
     """
     numbers = are_numbers(values)
-    steps = np.diff(values) if numbers else np.array([])
     log = bool(numbers and min(values) > 0 and max(values) / min(values) >= 10)
-    uneven = len(steps) and steps.min() < min(steps.sum() / 8, steps.mean() / 2)
-    if not log and (not numbers or len(values) == 1 or uneven):
+    steps = np.diff(np.log(values) if log else values) if numbers else np.array([])
+    uneven = len(steps) and steps.min() < min(steps.sum() / (22 if log else 8), steps.mean() / 2)
+    log = log and not uneven
+    if not numbers or len(values) == 1 or uneven:
         positions = {value: float(index) for index, value in enumerate(values)}
         domain = (-0.5, len(values) - 0.5)
     else:

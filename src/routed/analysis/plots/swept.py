@@ -4,13 +4,15 @@ values.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from routed.analysis.paired_values import ANY_FAIR
 from routed.analysis.plots.chart import Chart
-from routed.analysis.plots.curves import curve
+from routed.analysis.plots.curves import curve, draw_references
 from routed.analysis.plots.frame import SHAPES, Data, arms_of, defined, drawn, note_undefined, point_of, series_of
 from routed.analysis.plots.gap import cover_bars, steps
 from routed.analysis.plots.kind import Plot
@@ -19,6 +21,7 @@ from routed.analysis.plots.panels import INK, Axis, Panel, Point, Series
 from routed.analysis.plots.scales import are_numbers, dodge, label_of, set_value_axes, sweep_axis
 from routed.contracts import Column
 from routed.engine.rows import format_value
+from routed.plan.arms import ARMS, OWN, REFERENCE, UNTRAINED
 
 #: Kind -> function that draws one metric on one panel, so that a chart can be shown at several values of a key.
 ONTO = {"curves": curve, "gap": steps, "paired": paired_lines}
@@ -47,30 +50,38 @@ def against(spec: dict[str, Any], data: Data) -> Chart | None:
                 for value, group in groups
             ]
             panel.means(series_of(arm), points, joined=are_numbers(positions))
+        draw_references(panel, metric, rows, data, spec["x"], positions)
         set_value_axes(chart, [panel], data.axes[metric], data.axes[metric].label)
         chart.panels.append(panel)
-    if rivals(data):
-        chart.panels.insert(1, _advantages(chart, rows, spec["x"], values, data))
-    note_undefined(chart, metrics, rows, data)
+    advantages = _advantages(chart, rows, spec["x"], values, data)
+    chart.panels[1:1] = [advantages] if advantages.estimates else []
+    note_undefined(chart, metrics, rows, data, spec["x"])
     return chart
 
 
 def _advantages(chart: Chart, rows: pd.DataFrame, key: str, values: list[Any], data: Data) -> Panel:
-    """Returns the panel of the advantage over each frozen control at every value of a key; the fairest control is
-    named.
+    """Returns the panel of the advantages of the learned router over each frozen control, and of each own arm over
+    learned, frozen and the fairest control, at every value of a key; the fairest control is named.
     """
     axis, positions = sweep_axis(key, values, width=220)
     panel = Panel(axis, Axis(), width=220)
-    for shape, (control, dodged) in zip(SHAPES, dodge(axis, positions, rivals(data)).items(), strict=False):
+    present, names = {*rows.arm}, (REFERENCE, UNTRAINED, ANY_FAIR)
+    pairs = [(REFERENCE, control) for control in rivals(data)]
+    pairs += [(arm, name) for arm in ARMS if arm in OWN & present for name in names if name in {*present, ANY_FAIR}]
+    lines = dodge(axis, positions, pairs)
+    for shape, (arm, control) in zip(itertools.cycle(SHAPES), lines, strict=False):
         points = []
-        for value, position in dodged.items():
-            estimate, arm = advantage(rows[rows[key] == value], control, data)
-            points.append(Point(position, estimate, format_value(value), arm or ""))
-            if arm is not None and arm != control and np.isfinite(estimate.mean):
-                panel.text(arm.removeprefix("frozen_"), position, estimate.mean, align="left", dx=5, dy=-3, fontSize=8)
-        panel.means(Series(advantage_label(control, data), INK, shape), points, joined=are_numbers(positions))
+        for value, position in lines[arm, control].items():
+            estimate, name = advantage(rows[rows[key] == value], control, data, arm)
+            points.append(Point(position, estimate, format_value(value), name or ""))
+            if name is not None and name != control and np.isfinite(estimate.mean):
+                panel.text(name.removeprefix("frozen_"), position, estimate.mean, align="left", dx=5, dy=-3, fontSize=8)
+        colour = INK if arm == REFERENCE else ARMS[arm if control == ANY_FAIR else control].colour
+        panel.means(Series(advantage_label(control, data, arm), colour, shape), points, joined=are_numbers(positions))
     panel.rule("y", 0)
-    set_value_axes(chart, [panel], Column(""), "loss of frozen controls\nover the learned router's, paired")
+    several = any(arm != REFERENCE for arm, _ in pairs)
+    what = "other arms\nover an arm's" if several else "frozen controls\nover the learned router's"
+    set_value_axes(chart, [panel], Column(""), f"loss of {what}, paired")
     return panel
 
 
@@ -103,9 +114,9 @@ def multiples(spec: dict[str, Any], data: Data) -> Chart | None:
 
 AGAINST = Plot(
     against,
-    "A swept key: the loss of every arm, the loss of frozen controls over the learned router's (paired by seed;"
-    " above 0 the learned"
-    " router is better; the name is the fairest control there), and dead experts; means with 95 % intervals.",
+    "A swept key: the loss of every arm, the loss of controls over that of the learned router and of arms of your own"
+    " (paired by seed; above 0 that arm is better; the name is the fairest control there), and dead experts; means with"
+    " 95 % intervals.",
     required={"x": "swept key on the x axis"},
 )
 MULTIPLES = Plot(

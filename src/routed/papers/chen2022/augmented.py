@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
-from routed.contracts import Batch, Column
+from routed.contracts import FROM_MINUS_1_TO_1, Batch, Column
 from routed.settings.setting import Setting, one_of
 from routed.tasks import images
 from routed.tasks.images import shrunk
@@ -210,10 +210,13 @@ ROTATED = _task(
     labels=lambda data: 2 * data.clusters,
     groupings=groupings,
     columns={
-        "router/ami_by_class": Column("AMI of experts and classes", _AMI.format("classes of images")),
+        "router/ami_by_class": Column(
+            "AMI of experts and classes", _AMI.format("classes of images"), FROM_MINUS_1_TO_1
+        ),
         "router/ami_by_turned": Column(
             "AMI of experts and turns",
             _AMI.format("the turns, which are the label"),
+            FROM_MINUS_1_TO_1,
         ),
     },
     settings={

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from ml_collections import ConfigDict
 
-from routed.contracts import Batch, Column
+from routed.contracts import FROM_MINUS_1_TO_1, Batch, Column
 from routed.settings.setting import Allowed, Setting, at_least, between, refuse
 from routed.tasks.task import Task, World
 from routed.tasks.worlds import clusters_of
@@ -132,6 +132,7 @@ COLUMNS = {
         "cosine of w1 - w2 and o1 - o2",
         "Cosine of the difference of the router's rows and that of the two patterns that decide (Lemma E.1): 1 "
         "where it points from one to the other.",
+        FROM_MINUS_1_TO_1,
         higher_is_better=True,
     ),
     "theory/growth": Column(

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Scalar
 
-from routed.contracts import AT_LEAST_0, Column
+from routed.contracts import AT_LEAST_0, FROM_MINUS_1_TO_1, Column
 from routed.routers import EXAMPLES
 from routed.tasks import worlds
 from routed.training.affine import affine_of, is_affine
@@ -44,6 +44,7 @@ COLUMNS = {
     "theory/row_cosine": Column(
         "cosine of a row and its example",
         "Mean cosine of a router row and the example that it started from.",
+        FROM_MINUS_1_TO_1,
     ),
     "theory/row_growth": Column(
         "norm of a row over that of its example",
