@@ -13,7 +13,7 @@ from routed.plan.config import base
 from routed.plan.runs import plan_runs, read_by
 from routed.routers import ROUTERS
 from routed.settings.tree import override
-from tests.test_command_line import EXPERIMENT, command, refusal
+from tests.test_command_line import EXPERIMENT, command, describe, refusal
 
 #: A user's file: two routers, one of them made by a function of the file with a constant, and a module beside it.
 FILE = '''"""Is it mine?"""
@@ -251,8 +251,7 @@ def test_a_workdir_of_other_code_is_refused_by_name(files, monkeypatch, capsys):
     )
     monkeypatch.undo()
     monkeypatch.chdir(files)
-    described = json.loads((files / "work" / "config.json").read_text())
-    (files / "work" / "config.json").write_text(json.dumps(described | {"format": 2}))
+    describe(files / "work", lambda content: content | {"format": 2})
     assert "written by another version of routed" in refusal(*small)
 
 

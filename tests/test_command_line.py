@@ -14,7 +14,7 @@ import jax
 import pytest
 from absl import flags
 
-from routed import main
+from routed import main, report
 from routed.contracts import UserError
 from routed.engine import devices, jax_flags, limits
 from routed.experts import EXPERTS
@@ -24,7 +24,7 @@ from routed.plan import experiment, runs
 from routed.plan.arms import ARMS
 from routed.plan.workdir import default_workdir
 from routed.settings.tree import override, parse
-from routed.system import files, hosts, supervisor
+from routed.system import commands, files, hosts, stored, supervisor
 from routed.system.commands import COMMANDS
 from routed.system.experiments import packaged
 from routed.tasks import TASKS
@@ -70,6 +70,22 @@ def command(*arguments):
     finally:
         flags.FLAGS.unparse_flags()
         main._OVERRIDES.clear()
+
+
+def reported(*arguments):
+    """Runs `routed report` in this process, with the flags as they were before."""
+    flags.FLAGS.unparse_flags()
+    try:
+        report.main(commands.parse_flags(["report", *map(str, arguments)], report))
+    finally:
+        flags.FLAGS.unparse_flags()
+
+
+def describe(folder, change):
+    """Changes what config.json says, with the digest that a command would have given it."""
+    file = folder / "config.json"
+    content = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps(stored.sealed(change(content) or content)), "utf-8")
 
 
 def refusal(*arguments):
@@ -650,7 +666,7 @@ def test_help_ends_well_shows_our_flags_only_and_loads_little(tmp_path, module):
     *text, loaded = found.stdout.splitlines()
     flags_of = {
         "routed.main": {*re.findall(r'DEFINE_\w+\(\s*"(\w+)"', inspect.getsource(main))},
-        "routed.report": {"docs", "findings", "out", "rejudge", "store"},
+        "routed.report": {"accept_edits", "docs", "experiment", "findings", "out", "rejudge", "store"},
         "routed.predict": {"law", "points", "fit", "write"},
     }
     assert {line.split()[0][2:] for line in text if line.startswith("  --")} == flags_of[module]

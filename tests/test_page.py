@@ -2,17 +2,16 @@
 
 import json
 import re
-import types
 
 import pytest
 
-from routed import report
 from routed.analysis import answer, arms, page, verdicts
 from routed.analysis.claims import FROZEN, LEARNED, Writer
 from routed.analysis.plots import interactive
 from routed.contracts import UserError
 from routed.plan.config import base, problem_of
 from routed.settings.tree import override
+from tests.test_command_line import reported
 from tests.test_figures import data, table
 
 #: Arms of a made-up table; the loss of seed s is the level times 1 + .02 s, so a ratio of two arms is that of their
@@ -98,7 +97,7 @@ def test_every_metric_says_what_it_measures(name):
 def claim(verdict, **changes):
     return {
         "id": "x.y", "verdict": verdict, "statement": "a beats b", "text": "ratio 2 [1.5, 2.5]", "n": 5,
-        "paper": "not asked", "reason": "",
+        "paper": "not asked", "reason": "", "comparability": "same",
     } | changes  # fmt: skip
 
 
@@ -134,12 +133,11 @@ def test_findings_are_read_from_claims_alone(tmp_path):
 
 def test_the_command_finds_the_runs_of_the_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "FINDINGS", types.SimpleNamespace(value=True))
     with pytest.raises(UserError, match=r"no finished runs below runs/"):
-        report.main(["routed findings"])
+        reported("--findings")
     (published := tmp_path / "docs" / "results" / "data" / "two").mkdir(parents=True)
     (published / "claims.json").write_text(json.dumps([claim("opposite")]))
-    report.main(["routed findings"])
+    reported("--findings")
     assert capsys.readouterr().out.startswith(
         "no finished runs below runs/; what is published in docs/results:\n\ntwo\n"
     )
@@ -147,7 +145,7 @@ def test_the_command_finds_the_runs_of_the_folder(tmp_path, monkeypatch, capsys)
     (tmp_path / "runs" / "one" / "claims.json").write_text(json.dumps([claim("supported")]))
     (tmp_path / "runs" / "report.html").write_text("the overview")
     for names in ([], ["runs/one", "runs/report.html"]):
-        report.main(["routed findings", *names])
+        reported("--findings", *names)
         assert capsys.readouterr().out.startswith("one\nOf 1 claim: 1 supported.\n  Supported: “a beats b”")
 
 

@@ -16,7 +16,7 @@ from routed.analysis import committed, coverage, page, published, verdicts, vers
 from routed.contracts import UserError
 from routed.engine import results
 from routed.plan import experiment
-from tests.test_command_line import command, write_experiment
+from tests.test_command_line import command, describe, write_experiment
 
 ROOT = pathlib.Path(__file__).parent.parent / "docs" / "results"
 
@@ -260,7 +260,7 @@ def test_a_command_gives_what_points_are_computed_from_and_not_what_is_computed(
         {key: one[key] for key in ("steps", "eval_every", "selection.competition_rate")} | {"seed": 3100}
         for one in (same, longer)
     ]
-    assert workdirs.command_of("competition_lm:decisive", config, pd.DataFrame(rows)) == (
+    assert workdirs.command_of("competition_lm:decisive", module, config, pd.DataFrame(rows)) == (
         "routed run --config=competition_lm:decisive --config.selection.competition_rate=0.01 --config.steps=3000"
         " --config.arms=learned,compete --config.data.directory=DIR"
     )
@@ -350,16 +350,15 @@ def test_figures_keep_their_words_and_lose_decimals():
 def test_a_workdir_is_kept_with_its_command_and_again_in_its_place(tmp_path):
     experiment, workdir, pages = write_experiment(tmp_path), tmp_path / "mine", tmp_path / "pages"
     command(f"--config={experiment}", f"--workdir={workdir}", "--config.seeds=1", "--sweep=data.separation=1,2")
-    described = json.loads((workdir / "config.json").read_text()) | {"commit": "0123456789ab"}  # as if all is committed
-    (workdir / "config.json").write_text(json.dumps(described))
-    module, config = workdirs.experiment_of(workdir)
+    describe(workdir, lambda content: content | {"commit": "0123456789ab"})  # as if all is committed
+    module, config = workdirs.experiment_of(workdir, [str(experiment)])
     table = results.read_table(workdir)
     part = page.make_part([workdir], module, config, table)
     for _ in range(2):
-        committed.keep(part, [workdir], table, pages)
+        committed.keep(part, [workdir], table, pages, [str(experiment)])
     about = json.loads((pages / "data" / "mine" / "about.json").read_text())
     assert about["command"] == "routed run --config=tiny --sweep=data.separation=1.0,2.0 --config.seeds=1"
-    assert committed.judged(pages / "data" / "mine")["about.json"] == verdicts.to_json(about)
+    assert committed.judged(pages / "data" / "mine", [str(experiment)])["about.json"] == verdicts.to_json(about)
     assert about["seconds"] > 0 and len([*(pages / "data" / "mine" / "figures").iterdir()]) == 2 * len(about["figures"])
     assert "data.separation,learned,frozen" in (pages / "data" / "mine" / "arms.csv").read_text()
 

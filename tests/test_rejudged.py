@@ -7,13 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from routed import report
 from routed.analysis import answer, committed, findings, per_seed, published, rejudged, verdicts, versions
 from routed.analysis.claims import Precondition
 from routed.contracts import UserError
@@ -22,6 +20,7 @@ from routed.plan.config import base
 from routed.settings.tree import override
 from tests.patience import PATIENCE
 from tests.test_claims import comparison, order, table
+from tests.test_command_line import reported
 
 ROOT = pathlib.Path(__file__).parent.parent / "docs" / "results"
 FOLDERS = [path.parent for path in sorted(ROOT.glob("data/*/seeds.parquet"))]
@@ -130,7 +129,7 @@ def pages(tmp_path, monkeypatch):
     monkeypatch.setattr(
         committed,
         "judged",
-        lambda folder: {
+        lambda folder, named=(): {
             name: (ROOT / "data" / folder.name / name).read_text() for name in ("about.json", "claims.json", "arms.csv")
         },
     )
@@ -154,15 +153,13 @@ def test_a_verdict_that_is_not_that_of_the_values_is_named_and_mended(pages, cap
     assert json.loads(file.read_text())[0]["verdict"] == true and rejudged.rejudge(pages, is_written=False)
 
 
-def test_the_command_ends_with_1_where_a_verdict_differs(pages, monkeypatch):
-    for flag, value in {"OUT": None, "DOCS": None, "FINDINGS": None, "REJUDGE": str(pages), "STORE": False}.items():
-        monkeypatch.setattr(report, flag, types.SimpleNamespace(value=value))
-    report.main(["report"])
+def test_the_command_ends_with_1_where_a_verdict_differs(pages):
+    reported(f"--rejudge={pages}")
     (pages / "ours.md").write_text("edited by hand")
     with pytest.raises(SystemExit, match="1"):
-        report.main(["report"])
+        reported(f"--rejudge={pages}")
     with pytest.raises(UserError, match="--rejudge reads the tables of its folder alone: leave out workdirs"):
-        report.main(["report", "runs/x"])
+        reported(f"--rejudge={pages}", "runs/x")
 
 
 def test_a_result_of_earlier_rules_is_marked_on_its_page_and_where_it_is_linked(pages):

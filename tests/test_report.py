@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -13,7 +14,6 @@ import pandas as pd
 import pytest
 
 import routed
-from routed import report
 from routed.analysis import page, plots, workdirs
 from routed.analysis.claims import FROZEN, LEARNED, Writer
 from routed.analysis.plots import frame, interactive, maps
@@ -27,8 +27,9 @@ from routed.plan.arms import ARMS
 from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
 from routed.settings.tree import flatten, override
+from routed.system.experiments import packaged
 from tests.conftest import SMALL
-from tests.test_command_line import write_experiment
+from tests.test_command_line import describe, reported, write_experiment
 
 # Several programs to compile; the tests are about what is run.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled")]
@@ -58,12 +59,10 @@ def experiment():
     return module
 
 
-@pytest.fixture(autouse=True)
-def not_findings():
-    """What the command line would have set."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "FINDINGS", types.SimpleNamespace(value=False))
-        yield
+def trust(monkeypatch, config):
+    """Makes the command judge by `experiment`, which is no file."""
+    monkeypatch.setattr(workdirs, "trusted", lambda folder, named=(): "tiny.py")
+    monkeypatch.setattr(workdirs, "experiment_of", lambda folder, named=(): (experiment(), config))
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +150,9 @@ def test_figures_do_not_change_when_drawn_again(finished):
 def test_shards_of_one_config_are_merged_and_others_stand_beside(finished, tmp_path):
     _, path, _, _ = finished
     for name, changes in (("shard", {"seed": 5}), ("other", {"steps": 99})):
-        described = json.loads((path / "config.json").read_text())
-        described["config"] |= changes
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(described))
+        shutil.copy(path / "config.json", tmp_path / name)
+        describe(tmp_path / name, lambda content, changes=changes: content["config"].update(changes))
     groups = workdirs.merged([path, tmp_path / "shard", tmp_path / "other"])
     assert groups == [[path, tmp_path / "shard"], [tmp_path / "other"]]
 
@@ -167,33 +165,17 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
         shutil.copytree(path, runs / name)
     (runs / "begun").mkdir()
     for name, changes in (("b", {"batch_size": 9}), ("begun", {"steps": 999})):  # no shards of each other
-        described = json.loads((path / "config.json").read_text())
-        described["config"] |= changes
-        (runs / name / "config.json").write_text(json.dumps(described))
+        shutil.copy(path / "config.json", runs / name)
+        describe(runs / name, lambda content, changes=changes: content["config"].update(changes))
     (runs / "report.html").write_text("the last one")
-    monkeypatch.setattr(workdirs, "experiment_of", lambda folder: (experiment(), config))
-    for flag in ("OUT", "DOCS", "FINDINGS", "REJUDGE"):
-        monkeypatch.setattr(report, flag, types.SimpleNamespace(value=None))
-    report.main(["report", *map(str, sorted(runs.iterdir()))])
+    trust(monkeypatch, config)
+    reported(*sorted(runs.iterdir()))
     text = (runs / "report.html").read_text()
     overview = text.split("Every claim")[1].split("<h1 id=")[0]
     assert re.findall('href="#(.*?)"', overview) == ["a", "b"] and overview.count("<code>x.order</code>") == 2
     assert '<h1 id="a">' in text and '<h1 id="b">' in text and "begun" not in text
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "config.json").write_text('{"config": {}, "swept": []}')
-    monkeypatch.undo()
-    for flag in ("OUT", "DOCS", "FINDINGS", "REJUDGE"):
-        monkeypatch.setattr(report, flag, types.SimpleNamespace(value=None))
-    with pytest.raises(UserError, match="old does not say which experiment it is of"):
-        workdirs.experiment_of(tmp_path / "old")
-    (tmp_path / "old" / "config.json").write_text('{"experiment": "there/x.py:fig", "config": {}, "swept": []}')
-    with pytest.raises(
-        UserError, match=r"old: --config=there/x\.py: no such file.*; if x\.py is elsewhere now, run the"
-    ):
-        workdirs.experiment_of(tmp_path / "old")
-    monkeypatch.setattr(workdirs, "experiment_of", lambda folder: (experiment(), config))
     with pytest.raises(UserError, match="none of these folders has finished runs"):
-        report.main(["report", str(runs / "begun")])
+        reported(runs / "begun")
 
 
 def test_a_report_of_one_workdir_makes_its_files_again(finished, tmp_path, monkeypatch):
@@ -203,11 +185,9 @@ def test_a_report_of_one_workdir_makes_its_files_again(finished, tmp_path, monke
     names = ("summary.csv", "claims.json", "figures/loss.png", "figures/loss.svg")
     for name in names:
         (tmp_path / "one" / name).write_text("of before")
-    monkeypatch.setattr(workdirs, "experiment_of", lambda folder: (experiment(), config))
-    for page_elsewhere, again in ((str(tmp_path / "new" / "page.html"), 0), (None, len(names))):
-        for flag, value in (("OUT", page_elsewhere), ("DOCS", None), ("FINDINGS", None), ("REJUDGE", None)):
-            monkeypatch.setattr(report, flag, types.SimpleNamespace(value=value))
-        report.main(["report", str(tmp_path / "one")])
+    trust(monkeypatch, config)
+    for options, again in (([f"--out={tmp_path / 'page.html'}"], 0), ([], len(names))):
+        reported(tmp_path / "one", *options)
         assert sum((tmp_path / "one" / name).read_bytes() != b"of before" for name in names) == again
 
 
@@ -335,9 +315,8 @@ def test_names_are_text_wherever_they_come_from(finished, tmp_path, monkeypatch)
             f"eval/loss/{HOSTILE}": table["test/loss"],
         }
     )
-    described = json.loads((work / "config.json").read_text("utf-8"))
-    described |= {"swept": ["data.samples", "data.target"], "commit": HOSTILE, "data": HOSTILE}
-    (work / "config.json").write_text(json.dumps(described), "utf-8")
+    changes = {"swept": ["data.samples", "data.target"], "commit": HOSTILE, "data": HOSTILE}
+    describe(work, lambda content: content | changes)
     module = experiment()
     module.__doc__ = f"{HOSTILE}\n\n{HOSTILE}"
     claim = Writer("scaled", "test/loss").order(
@@ -360,23 +339,27 @@ def test_names_are_text_wherever_they_come_from(finished, tmp_path, monkeypatch)
     assert tags_of(tmp_path / "all.html").seen <= allowed
 
 
-def test_the_report_finds_an_experiment_from_any_folder(tmp_path, monkeypatch):
-    """`routed`'s own by name, a user's by its whole path or, if the run came from elsewhere, in the current folder."""
-    work, there = tmp_path / "work", tmp_path / "there"
+def test_the_report_runs_the_code_of_our_own_experiments_and_of_named_files(tmp_path):
+    """Ours by name, or by a path that ends in the package; a user's by its path on the command line."""
+    file, work = write_experiment(tmp_path), tmp_path / "work"
     work.mkdir()
-    there.mkdir()
-    write_experiment(there)
-    monkeypatch.chdir(work)
-    for spec, question in (
-        ("gmm_router:fig3", "Does"),
-        (f"{there}/tiny.py:other", "Is it"),
-        ("/gone/tiny.py", "Is it"),
+    ours, ends = str(packaged()["gmm_router"]), "/gone/tiny.py"
+    round_about = f"{tmp_path}/work/../../{os.path.relpath(ours, tmp_path.parent)}"
+    for spec, named, question in (
+        ("gmm_router:fig3", [], "Does"),
+        (f"{round_about}:fig3", [], "Does"),
+        (f"{file}:other", [str(file)], "Is it"),
+        (ends, [str(file)], "Is it"),
     ):
-        monkeypatch.chdir(there if "gone" in spec else work)
         (work / "config.json").write_text(json.dumps({"experiment": spec, "config": {"steps": 60}, "swept": []}))
-        module, config = workdirs.experiment_of(work)
+        module, config = workdirs.experiment_of(work, named)
         assert module.__doc__.startswith(question) and config.steps == 60
         assert config.figure == (spec.rpartition(":")[2] if ":" in spec else "")
+    with pytest.raises(UserError, match=r"work is not judged, as .*: routed report .*work --experiment=/gone/tiny.py"):
+        workdirs.experiment_of(work, [str(tmp_path / "other.py")])
+    (work / "config.json").write_text('{"config": {}, "swept": []}')
+    with pytest.raises(UserError, match="work does not say which experiment it is of"):
+        workdirs.experiment_of(work)
 
 
 def test_panels_that_share_an_axis_show_all_of_it(finished):

@@ -1,6 +1,5 @@
 """Parts of a sweep: together the whole, each about as long, and a report joins only what belongs together."""
 
-import json
 import shutil
 
 import pandas as pd
@@ -8,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routed import report
 from routed.analysis import page, workdirs
 from routed.contracts import UserError
-from routed.engine import results
+from routed.engine import results, tables
 from routed.plan import experiment, shards
 from routed.plan.runs import groups, plan_runs
 from routed.settings.tree import override
-from tests.test_command_line import command, refusal, write_experiment
+from tests.test_command_line import command, describe, refusal, reported, write_experiment
 
 # Several programs to compile; the tests are about what is run.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled")]
@@ -114,12 +112,9 @@ def test_joined_parts_are_the_whole(parts, tmp_path, caplog):
     assert "of the sweep's parts 1/2 is missing" in caplog.text
 
 
-def test_the_command_joins_parts(parts, tmp_path, monkeypatch, capsys):
+def test_the_command_joins_parts(parts, tmp_path, capsys):
     out = tmp_path / "page.html"
-    monkeypatch.setattr(report, "OUT", type("Out", (), {"value": str(out)}))
-    for flag in ("FINDINGS", "DOCS", "REJUDGE"):
-        monkeypatch.setattr(report, flag, type("Unset", (), {"value": None}))
-    report.main(["report", str(parts / "part1"), str(parts / "part2")])
+    reported(parts / "part1", parts / "part2", f"--out={out}", f"--experiment={parts / 'tiny.py'}")
     assert "tiny.claim" in capsys.readouterr().out and out.exists()
 
 
@@ -131,26 +126,46 @@ def test_the_command_joins_parts(parts, tmp_path, monkeypatch, capsys):
             "part2 is no part of the sweep of .*part1: its steps is 31, there it is 30; report them",
         ),
         ({"commit": "0123"}, "its commit is 0123, there it is"),
+        ({"format": 2}, "its format is 2, there it is 3"),
+        ({"versions": {"routed": "9"}}, "its version of routed is 9, there"),
+        ({"versions": {"jax": "0.1"}}, r"its version of jax is 0\.1, there"),
+        ({"experiment": "/tmp/other.py"}, r"its experiment is other\.py:, there it is tiny\.py:"),
+        ({"shard": "1/2"}, "part1 and .*part2 are the same part of a sweep"),
+        ({"shard": "1/999999999999"}, r"part2/config\.json: shard 1/999999999999: expected I/N"),
+        ({"shard": f"{'9' * 5000}/1"}, "expected I/N"),
+        ({"shard": "²/2"}, "expected I/N"),
+        ({"left_out": {"frozen": "is learned here"}}, "part2: config.json says that the arm frozen is left out"),
         ({"swept": []}, r"its swept keys is \[\], there it is \['data.samples'\]"),
     ],
 )
 def test_strangers_are_refused(parts, tmp_path, changes, text):
     for name in ("part1", "part2"):
         shutil.copytree(parts / name, tmp_path / name)
-    file = tmp_path / "part2" / "config.json"
-    stored = json.loads(file.read_text())
-    for key, value in changes.items():
-        stored[key] = stored[key] | value if isinstance(value, dict) else value
-    file.write_text(json.dumps(stored))
+    describe(
+        tmp_path / "part2",
+        lambda content: content | {k: content[k] | v if isinstance(v, dict) else v for k, v in changes.items()},
+    )
     with pytest.raises(UserError, match=text):
-        workdirs.merged([tmp_path / "part1", tmp_path / "part2"])
+        (group,) = workdirs.merged([tmp_path / "part1", tmp_path / "part2"])
+        workdirs.joined_table(group)
+
+
+def test_a_part_without_a_column_of_the_others_is_refused(parts, tmp_path):
+    for name in ("part1", "part2"):
+        shutil.copytree(parts / name, tmp_path / name)
+    group = [tmp_path / "part1", tmp_path / "part2"]
+    tables.merge(group[1], results.read_table(group[1]).drop(columns="train/loss"))
+    with pytest.raises(UserError, match="part2 has no column train/loss, which parts beside it have"):
+        workdirs.joined_table(group)
+    with pytest.raises(UserError, match="part2: its results have no column 'train/loss'"):
+        workdirs.joined_table(group[1:], "train/loss")
 
 
 def test_duplicates_are_refused(parts, tmp_path):
-    copy = shutil.copytree(parts / "part1", tmp_path / "copy")
-    for twice in ([parts / "part1", copy], [parts / "whole", parts / "whole"]):
-        (group,) = workdirs.merged(twice[:1] + twice[1:]) if twice[0] != twice[1] else [twice]
-        with pytest.raises(UserError, match=r"(part1|whole) and .* hold the same run .*: name one of them only"):
+    copy = shutil.copytree(parts / "whole", tmp_path / "copy")
+    for twice in ([parts / "whole", copy], [parts / "whole", parts / "whole"]):
+        (group,) = workdirs.merged(twice) if twice[0] != twice[1] else [twice]
+        with pytest.raises(UserError, match=r"whole and .* hold the same run .*: name one of them only"):
             workdirs.joined_table(group)
 
 

@@ -17,6 +17,7 @@ from routed import trace
 from routed.contracts import UserError
 from routed.trace import __main__ as command
 from routed.trace import analysis, counts, features, report
+from tests import damage
 
 RNG = np.random.default_rng(0)
 LAYERS, TOKENS, EXPERTS, K = 2, 60, 4, 2
@@ -35,8 +36,8 @@ GIVEN = {
     "labels": {"language": np.where(ROWS % 2, "de", "en")},
     "features": FEATURES,
 }
-#: What stands in a field or a column instead of its value.
-ODD = [None, -1, 0, 10**9, 2**63, 10**30, "x", "\ud800", "\x00", [], ["x"], {}, 1.5, True, [["a"]], float("nan"), 3, 5]
+#: What stands in a field instead of its value.
+ODD = [*damage.ODD]
 ODD += [["expert"], ["language", "language"], ["sequence"], ["a", "a"], ["a", "b", "c"]]
 
 
@@ -72,28 +73,13 @@ def numbers_of(folder):
 FILES = ["trace.json", "tokens.parquet", "layer_00.parquet", "layer_01.parquet", "features_00.npz"]
 
 
-def damage(data, folder):
+def damage_trace(data, folder):
     """Changes bytes, a field or a column of a trace."""
-    kind = data.draw(st.sampled_from(["flip", "cut", "zero", "field", "no field", "column", "drop", "remove", "npz"]))
-    file = folder / data.draw(st.sampled_from(FILES))
-    content = bytearray(file.read_bytes())
-    if kind == "flip":
-        for _ in range(data.draw(st.sampled_from([1, 4, 40]))):
-            content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-        file.write_bytes(content)
-    elif kind == "cut":
-        file.write_bytes(content[: data.draw(st.integers(0, len(content)))])
-    elif kind == "zero":
-        file.write_bytes(bytes(len(content)))
-    elif kind == "remove":
-        file.unlink()
-    elif kind in ("field", "no field"):
-        fields = json.loads((folder / "trace.json").read_text())
-        names = data.draw(st.lists(st.sampled_from(sorted(fields)), min_size=1, max_size=2))
-        odd = [data.draw(st.sampled_from(ODD)) for _ in names]
-        edit(folder, lambda content: [content.pop(name, None) for name in names])
-        if kind == "field":
-            edit(folder, lambda content: content.update(zip(names, odd, strict=True)))
+    kind = data.draw(st.sampled_from([*damage.BYTES, "field", "column", "drop", "npz"]))
+    if kind in damage.BYTES:
+        damage.damage_bytes(data, folder / data.draw(st.sampled_from(FILES)), kind)
+    elif kind == "field":
+        damage.damage_field(data, folder / "trace.json", ODD)
     elif kind == "npz":
         arrays = dict(np.load(folder / "features_00.npz"))
         array = data.draw(st.sampled_from(sorted(arrays)))
@@ -118,7 +104,7 @@ def test_no_damage_ends_in_a_traceback(whole, tmp_path, data, age):
     folder = tmp_path / "damaged"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(whole / age, folder)
-    damage(data, folder)
+    damage_trace(data, folder)
     try:
         numbers_of(folder)
     except UserError as error:

@@ -1,16 +1,17 @@
 """Writes reports: statistics, verdicts and figures of finished runs, in one self-contained page.
 
-    routed report DIR... [--out=FILE]        (or python -m routed.report)
+    routed report DIR... [--out=FILE] [--experiment=FILE]        (or python -m routed.report)
     routed report --docs=docs/results DIR...
     routed report --rejudge=docs/results [--store]
     routed findings [DIR...]      (the answers, in the terminal; default runs/*)
 
 makes the page of one workdir again, with its tables and figures, or an overview of several (runs/*): experiments
 against verdicts, all their claims in one table, and their pages below. Parts of one sweep (main's --shard), or other
-disjoint runs of one config and commit, are joined. --docs copies the tables of these workdirs to that folder's `data/`,
-and makes its pages from all tables there: one for each paper. --rejudge judges these tables again from their values
-per seed, prints what differs from the committed verdicts, and ends with 1 if anything does; --store stores the new
-ones. Without runs, `findings` prints those that a checkout publishes in docs/results.
+disjoint runs of one config and commit, are joined. The code of an experiment that is not one of routed's own is run if
+--experiment names its file; else the stored verdicts are printed. --docs copies the tables of these workdirs to that
+folder's `data/`, and makes its pages from all tables there: one for each paper. --rejudge judges these tables again
+from their values per seed, prints what differs from the committed verdicts, and ends with 1 if anything does; --store
+stores the new ones. Without runs, `findings` prints those that a checkout publishes in docs/results.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from absl import flags
 from absl import logging as log
 
 from routed.contracts import UserError
-from routed.system import commands, files
+from routed.system import commands, files, stored
 
 OUT = flags.DEFINE_string(
     "out", "", "The page to write; default report.html in the folder, or in the first one's parent."
@@ -41,11 +42,14 @@ REJUDGE = flags.DEFINE_string(
     "rejudge", None, "The folder of result pages: judges its tables again from their values per seed, and compares."
 )
 STORE = flags.DEFINE_bool("store", False, "With --rejudge: stores verdicts and tables that differ.")
+EXPERIMENT = flags.DEFINE_multi_string("experiment", [], "The file of a folder's experiment, whose code judges it.")
+ACCEPT_EDITS = flags.DEFINE_bool("accept_edits", False, "Read files that were edited since they were written.")
 FINDINGS = flags.DEFINE_bool("findings", False, "Print the answers and verdicts of finished runs; write nothing.")
 
 
 def main(argv: list[str]) -> None:
     """Writes the page of one workdir or of several, or the result pages of --docs; or prints findings."""
+    stored.ACCEPTS_EDITS.set(ACCEPT_EDITS.value)
     if FINDINGS.value:
         return _print_findings(argv[1:])
     # Here, since --help needs no pandas, which takes seconds to load.
@@ -63,7 +67,7 @@ def main(argv: list[str]) -> None:
             files.tell(f"wrote {page}")
         return
     if not parts:
-        raise UserError("none of these folders has finished runs")
+        return
     if OUT.value:
         out = files.folder(OUT.value)
     else:
@@ -85,7 +89,7 @@ def _rejudge(root: pathlib.Path, names: list[str]) -> None:
 
     if names or DOCS.value or OUT.value:
         raise UserError("--rejudge reads the tables of its folder alone: leave out workdirs, --docs and --out")
-    if not rejudged.rejudge(root, STORE.value) and not STORE.value:
+    if not rejudged.rejudge(root, STORE.value, EXPERIMENT.value) and not STORE.value:
         sys.exit(1)
 
 
@@ -98,24 +102,44 @@ def _workdirs(names: list[str]) -> list[pathlib.Path]:
 
 def _make_parts(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
     """The page's part on each experiment with finished runs; prints its summary, and copies its tables for --docs."""
-    from routed.analysis import committed
-    from routed.analysis.answer import as_text
-    from routed.analysis.page import make_part
-    from routed.analysis.workdirs import experiment_of, joined_table, merged
+    from routed.analysis import answer, workdirs
 
-    parts = []
-    for group in merged(folders):
-        module, config = experiment_of(group[0])
-        table = joined_table(group)
-        if not len(table):
+    groups, parts = workdirs.merged(folders), []
+    judged = [group for group in groups if workdirs.trusted(group[0], EXPERIMENT.value)]
+    for group in groups:
+        if group not in judged:
+            if DOCS.value or len(group) > 1:
+                raise UserError(f"{group[0]} is not judged, as {workdirs.anew(*group)}")
+            files.tell(f"{answer.findings(group)}\n")
+            log.warning("%s: these verdicts are stored, as %s", group[0], workdirs.anew(*group))
+        elif (part := _judged(group)) is None:
             log.warning("%s has no finished runs yet: left out", group[0])
-            continue
+        else:
+            files.tell(f"{part['name']}\n{answer.as_text(part)}\n")
+            parts.append(part)
+    if judged and not parts and not DOCS.value:
+        raise UserError("none of these folders has finished runs")
+    return parts
+
+
+def _judged(group: list[pathlib.Path]) -> dict[str, Any] | None:
+    """The page's part on joined workdirs, judged by the code of their experiment; None without finished runs."""
+    from routed.analysis import committed
+    from routed.analysis.page import make_part
+    from routed.analysis.workdirs import experiment_of, joined_table
+    from routed.engine import results
+    from routed.plan.config import problem_of
+
+    ours = all(stored.is_sealed(results.stored_config(folder)) for folder in group)
+    with stored.fitting(f"{group[0] / 'config.json'} or its results", "restore them, or run it again", ours):
+        module, config = experiment_of(group[0], EXPERIMENT.value)
+        table = joined_table(group, problem_of(config).loss)
+        if not len(table):
+            return None
         part = make_part(group, module, config, table)
         if DOCS.value:
-            committed.keep(part, group, table, pathlib.Path(DOCS.value))
-        files.tell(f"{part['name']}\n{as_text(part)}\n")
-        parts.append(part)
-    return parts
+            committed.keep(part, group, table, pathlib.Path(DOCS.value), EXPERIMENT.value)
+    return part
 
 
 def _is_card(folder: pathlib.Path, is_only: bool) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import pathlib
 import shutil
 import textwrap
@@ -18,7 +17,7 @@ from routed.analysis.versions import RULES
 from routed.analysis.wording import render
 from routed.contracts import UserError
 from routed.engine.rows import format_value
-from routed.system import files
+from routed.system import stored
 
 #: verdict -> how a sentence about it begins. In the order in which they are told.
 VERDICTS: dict[str, str] = {
@@ -41,6 +40,11 @@ COLUMNS = 3
 
 #: Claims of a verdict that are told in the answer; the others are counted.
 MOST_SENTENCES = 4
+
+
+#: The form of claims.json.
+_CLAIM = dict.fromkeys(("id", "verdict", "statement", "text", "reason", "comparability"), str)
+CLAIMS: stored.Form = [_CLAIM | {"n": stored.number, "paper": object}]
 
 
 class Sentence(NamedTuple):
@@ -146,7 +150,8 @@ def findings(folders: Sequence[pathlib.Path]) -> str:
         for _, begins, says, rests in answer(claims):
             text = f"{begins} {says}" + (f" ({rests})" if rests else "")
             lines.append(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="    "))
-        lines += ["", *(f"  {claim['verdict'].upper():15} {claim['id']}: {claim['statement']}" for claim in claims)]
+        verdicts = ((claim["verdict"].upper(), f"{claim['id']}: {claim['statement']}") for claim in claims)
+        lines += ["", *(f"  {verdict:15} {' '.join(text.split())}" for verdict, text in verdicts)]
         texts.append("\n".join(lines))
     return "\n\n".join(texts)
 
@@ -154,7 +159,7 @@ def findings(folders: Sequence[pathlib.Path]) -> str:
 def _judged_before(folder: pathlib.Path) -> list[str]:
     """Returns a line on a published result that later rules did not judge; none for others."""
     path = folder / "about.json"
-    rules = json.loads(path.read_text("utf-8")).get("rules", RULES) if path.is_file() else RULES
+    rules = stored.read(path, {"rules": int}, "restore it")["rules"] if path.exists() else RULES
     return [] if rules == RULES else [f"judged by rules {rules}, and not by those of today ({RULES})"]
 
 
@@ -164,13 +169,9 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
     Raises:
       UserError: there are none, or the file is damaged.
     """
-    path = folder / "claims.json"
+    path, mend = folder / "claims.json", f"write it again with routed report {folder}"
     if not path.is_file():
         raise UserError(
-            f"{folder} has no claims.json: name a finished workdir, or write its report with routed report {folder}"
+            f"{folder} has no claims.json: name a finished workdir, or {mend.replace('it', 'its report', 1)}"
         )
-    with files.explained(path):
-        try:
-            return json.loads(path.read_text("utf-8"))
-        except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}): write it again with routed report {folder}") from None
+    return stored.read(path, CLAIMS, mend, stored.read_table(path, mend))

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import csv
-import json
 import pathlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -20,14 +20,34 @@ from routed.engine import results
 from routed.plan import experiment
 from routed.plan.code import VERSION
 from routed.plan.config import problem_of
-from routed.system import files
+from routed.system import files, stored
 
 #: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the
 #: workdir.
 FIRST, ALSO = 2, ("routing",)
+#: The file of a result that is written last, and removed first.
+LAST = "arms.csv"
+#: The way that mends a damaged file of a result.
+RESTORE = "restore it, or keep its workdir again with routed report --docs"
+
+_PART = dict.fromkeys(
+    ("mean", "low", "high", "share", "share_low", "share_high"), lambda value: value is None or stored.number(value)
+)
+#: The form of about.json.
+ABOUT: stored.Form = dict.fromkeys(("question", "line?", "command", "machine", "commit", "gap_at"), str) | {
+    "seconds": stored.number,
+    "devices": int,
+    "rules": lambda value: type(value) is int and value > 0,
+    "gap": [_PART | {"part": str}],
+    "shares?": [_PART | {"part": str, "evaluation": str, "orders": int}],
+    "experts?": {str: lambda value: type(value) is list and len(value) == 2 and all(map(stored.number, value))},
+    "figures": [{"name": str, "caption": str}],
+}
 
 
-def keep(part: dict[str, Any], joined: list[pathlib.Path], table: pd.DataFrame, root: pathlib.Path) -> None:
+def keep(
+    part: dict[str, Any], joined: list[pathlib.Path], table: pd.DataFrame, root: pathlib.Path, named: Sequence[str] = ()
+) -> None:
     """Writes the committed tables of a workdir, or of joined workdirs, to root/data in place of older tables.
 
     Verdicts are those of the values per seed that are kept.
@@ -35,7 +55,7 @@ def keep(part: dict[str, Any], joined: list[pathlib.Path], table: pd.DataFrame, 
     Raises:
       UserError: the runs are of uncommitted code, or the kept values give another verdict than all rows.
     """
-    described, (module, config) = results.stored_config(joined[0]), experiment_of(joined[0])
+    described, (module, config) = results.stored_config(joined[0]), experiment_of(joined[0], named)
     if described["commit"].endswith("-dirty"):
         raise UserError(
             f"{joined[0]} was run from code with uncommitted changes ({described['commit']}), so nobody can run it"
@@ -51,8 +71,9 @@ def keep(part: dict[str, Any], joined: list[pathlib.Path], table: pd.DataFrame, 
                 f"{joined[0]}: {claim['id']} is {claim['verdict']} by all rows, {record['verdict']} by those that a"
                 " page keeps: name every column that the claim reads in its metrics()"
             )
-    folder = root / "data" / part["name"]
-    _write_figures(folder / "figures", part["figures"])
+    folder = files.own_folder(files.own_folder(root / "data") / part["name"])
+    (folder / LAST).unlink(missing_ok=True)
+    _write_figures(files.own_folder(folder / "figures"), part["figures"])
     about = {
         "question": part["question"],
         "line": part["line"],
@@ -64,30 +85,40 @@ def keep(part: dict[str, Any], joined: list[pathlib.Path], table: pd.DataFrame, 
         "figures": [{"name": figure["name"], "caption": figure["caption"]} for figure in _shown(part["figures"])],
     }
     per_seed.write(folder, reduced, described["experiment"], config, swept)
-    for name, text in _tables(about, result).items():
+    store(folder, _tables(about, result))
+
+
+def store(folder: pathlib.Path, tables: dict[str, str]) -> None:
+    """Writes tables of `judged` in place of older ones; a kill leaves a folder without its last file."""
+    (folder / LAST).unlink(missing_ok=True)
+    for name, text in tables.items():
         files.write(folder / name, text)
 
 
-def judged(folder: pathlib.Path) -> dict[str, str]:
+def judged(folder: pathlib.Path, named: Sequence[str] = ()) -> dict[str, str]:
     """Returns the committed tables of a result, judged anew from its values per seed: file name -> text.
 
+    `named` are files of users' experiments whose code may be run.
+
     Raises:
-      UserError: the experiment is gone, or a file is damaged.
+      UserError: the experiment is gone or another file, or a file is damaged.
     """
-    module, config = experiment_of(folder)
-    result = findings.of_table(module, config, per_seed.read(folder), results.swept_keys(folder))
-    return _tables(json.loads((folder / "about.json").read_text("utf-8")), result)
+    about = stored.read(folder / "about.json", ABOUT, RESTORE)
+    module, config = experiment_of(folder, named)
+    with stored.fitting(f"{folder / per_seed.CONFIG} and {per_seed.TABLE}", RESTORE):
+        result = findings.of_table(module, config, per_seed.read(folder), results.swept_keys(folder))
+        return _tables(about, result)
 
 
 def _tables(about: dict[str, Any], result: dict[str, Any]) -> dict[str, str]:
-    """Returns the texts of the committed tables; arms.csv is the last, and tells that a folder is whole."""
+    """Returns the texts of the committed tables; the last one tells that a folder is whole."""
     figures = {"figures": about.pop("figures")}
     measures = {name: result[name] for name in ("gap_at", "gap", "shares")} | {"experts": experts_of(result["table"])}
     about |= {"rules": versions.RULES, "routed": VERSION} | measures | figures
     return {
         "about.json": verdicts.to_json(about),
         "claims.json": verdicts.to_json(result["claims"]),
-        "arms.csv": result["by_arm"].to_csv(index=False),
+        LAST: files.csv_text(result["by_arm"]),
     }
 
 
@@ -107,8 +138,7 @@ def _shown(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _write_figures(folder: pathlib.Path, figures: list[dict[str, Any]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
+    for old in folder.glob("*.svg"):
         old.unlink()
     for figure in _shown(figures):
         for ending, dark in (("", False), ("-dark", True)):
@@ -121,5 +151,5 @@ def lightened(svg: str) -> str:
 
 
 def _seconds(workdir: pathlib.Path) -> float:
-    with (workdir / "timing.csv").open(newline="") as file:
-        return sum(float(row["compile_s"]) + float(row["run_s"]) for row in csv.DictReader(file))
+    with stored.fitting(str(workdir / "timing.csv"), RESTORE), (workdir / "timing.csv").open(newline="") as file:
+        return sum((float(row["compile_s"]) + float(row["run_s"]) for row in csv.DictReader(file)), 0.0)

@@ -6,12 +6,13 @@ why it has none. Its `theorems` are beginnings of ids of theorems, and `ours` of
 
 from __future__ import annotations
 
-import json
 import pathlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+from routed.system import stored
 
 #: Lines of the README between which the table stands.
 BEGIN, END = "<!-- begin of coverage: made by routed report -->", "<!-- end of coverage -->"
@@ -77,9 +78,11 @@ def table(claims: Iterable[Mapping[str, Any]], sources: Mapping[str, str], liste
 
 def filled(root: pathlib.Path, claims: Iterable[Mapping[str, Any]], sources: Mapping[str, str]) -> str:
     """Returns root/README.md with the table, where that has a place for it and root has a coverage.json."""
-    text, listed = (root / "README.md").read_text("utf-8"), root / "coverage.json"
+    with stored.fitting(str(root / "README.md"), "restore it"):
+        text, listed = (root / "README.md").read_text("utf-8"), root / "coverage.json"
     if not listed.exists() or BEGIN not in text:
         return text
-    content = table(claims, sources, json.loads(listed.read_text("utf-8")))
+    form = {"ids": {str: object}, "theorems": [str], "ours": [str]}
+    content = table(claims, sources, stored.read(listed, form, "restore it"))
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     return pattern.sub(lambda match: f"{BEGIN}\n\n{content}\n\n{END}", text)

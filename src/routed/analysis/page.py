@@ -8,7 +8,6 @@ pages below it. Parts of one sweep (main's --shard), or other disjoint runs of o
 
 from __future__ import annotations
 
-import io
 import json
 import pathlib
 import types
@@ -37,7 +36,7 @@ from routed.plan.config import problem_of
 from routed.plan.points import Point
 from routed.settings.renamed import refuse_old_names
 from routed.settings.tree import flatten
-from routed.system import files
+from routed.system import files, stored
 
 #: Points and arms in the page's table, which a browser has to lay out.
 SHOWN = 500
@@ -91,15 +90,12 @@ def write_unfinished(
 
 def write_files(workdir: pathlib.Path, part: dict[str, Any]) -> None:
     """Writes summary.csv, claims.json and figures/."""
-    with files.explained(workdir / "figures"):
-        (workdir / "figures").mkdir(exist_ok=True)
+    files.own_folder(workdir / "figures")
     for figure in part["figures"]:
         files.write(workdir / "figures" / f"{figure['name']}.svg", figure["file"])
         files.write(workdir / "figures" / f"{figure['name']}.png", plots.png(figure["drawn"]))
-    buffer = io.StringIO()
-    part["table"].to_csv(buffer, index=False)
-    files.write(workdir / "summary.csv", buffer.getvalue())
-    files.write(workdir / "claims.json", verdicts.to_json(part["claims"]))
+    tables = {"summary.csv": files.csv_text(part["table"]), "claims.json": verdicts.to_json(part["claims"])}
+    stored.write_tables(workdir, tables)
 
 
 def check(asked: Any, config: ConfigDict) -> None:
@@ -166,7 +162,7 @@ def make_part(
         "left_out": [],
         "undrawn": undrawn,
         "maps": as_json(list(histories(data))),
-        "command": command_of(described.get("experiment", config.name), config, table),
+        "command": command_of(described.get("experiment", config.name), module, config, table),
         "arms": Markup(result["by_arm"].to_html(index=False, border=0)),
         "loss": loss,
         "loss_definition": columns[loss].definition,

@@ -21,10 +21,9 @@ from routed.analysis.claims import Claim
 from routed.analysis.claims.preconditions import COUNT_MODELS
 from routed.analysis.shapley import EVALUATIONS
 from routed.analysis.workdirs import MACHINE, PATHS
-from routed.contracts import UserError
 from routed.engine.rows import swept_columns
 from routed.settings.tree import flatten
-from routed.system import files
+from routed.system import files, stored
 
 TABLE, CONFIG = "seeds.parquet", "config.json"
 
@@ -85,7 +84,5 @@ def read(folder: pathlib.Path) -> pd.DataFrame:
     Raises:
       UserError: the file is damaged.
     """
-    try:
+    with stored.fitting(str(folder / TABLE), "restore it, or keep its workdir again"):
         return widened(pq.read_table(folder / TABLE).to_pandas())
-    except (OSError, ValueError) as error:  # pyarrow's errors are of these kinds
-        raise UserError(f"{folder / TABLE} is damaged ({error}): restore it, or keep its workdir again") from None

@@ -8,7 +8,7 @@ DIR/data/causes.json: claim id -> sentence; and where a paper contradicts itself
 from __future__ import annotations
 
 import csv
-import json
+import io
 import math
 import pathlib
 import re
@@ -18,11 +18,11 @@ from typing import Any
 
 from absl import logging as log
 
-from routed.analysis import coverage, per_seed, versions
+from routed.analysis import answer, committed, coverage, per_seed, versions
 from routed.analysis.answer import counted
 from routed.analysis.wording import render
 from routed.contracts import UserError
-from routed.system import files
+from routed.system import files, stored
 
 #: What a claim's id begins with -> (file of its page, heading).
 SOURCES = {
@@ -61,7 +61,7 @@ def pages(root: pathlib.Path) -> dict[pathlib.Path, str]:
     """
     records = []
     for folder in sorted((root / "data").glob("*/")):
-        if (folder / "arms.csv").exists():  # the last file
+        if (folder / committed.LAST).exists():
             records.append(_read(folder))
         else:
             log.warning(
@@ -69,7 +69,8 @@ def pages(root: pathlib.Path) -> dict[pathlib.Path, str]:
             )
     if not records:
         raise UserError(f"{root / 'data'} holds no results: name workdirs to take them from")
-    causes, contradictions = (_read_json(root / "data" / f"{name}.json") for name in ("causes", "contradictions"))
+    causes = _notes(root / "data" / "causes.json", {str: str})
+    contradictions = _notes(root / "data" / "contradictions.json", {str: [str]})
     if unknown := sorted(set(causes) - {claim["id"] for result in records for claim in result["claims"]}):
         raise UserError(f"{root / 'data' / 'causes.json'}: no claim of the kept results has the id {unknown[0]!r}")
     texts: dict[pathlib.Path, str] = {}
@@ -144,15 +145,43 @@ def _failed(sections: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[s
 
 def _read(folder: pathlib.Path) -> dict[str, Any]:
     """Returns a kept result; the arms of a single point are a line each."""
-    with (folder / "arms.csv").open(newline="") as file:
-        head, *lines = csv.reader(file)
-    about, claims = (_read_json(folder / f"{name}.json") for name in ("about", "claims"))
+    head, *lines = _escaped(read_arms(folder))
+    about = _escaped(stored.read(folder / "about.json", committed.ABOUT, committed.RESTORE))
+    claims = _escaped(answer.read(folder))
     for part in (*about["gap"], *about.get("shares", ())):
         part |= {key: math.nan for key, value in part.items() if value is None}
     arms = [("arm", "loss"), *zip(head, lines[0], strict=True)] if len(lines) == 1 else [head, *lines]
     facts = {"per_seed": (folder / per_seed.TABLE).exists(), "stale": about["rules"] != versions.RULES}
-    return {"name": folder.name, "about": about, "claims": claims, "arms": arms, "folded": len(lines) > FEW} | facts
+    facts |= {"name": _escaped(folder.name), "folded": len(lines) > FEW}
+    return facts | {"about": about, "claims": claims, "arms": arms}
 
 
-def _read_json(path: pathlib.Path) -> Any:
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+def read_arms(folder: pathlib.Path) -> list[list[str]]:
+    """Returns the lines of arms.csv, the head first.
+
+    Raises:
+      UserError: the file is damaged, or cut.
+    """
+    with stored.fitting(str(folder / committed.LAST), committed.RESTORE):
+        text = (folder / committed.LAST).read_bytes().decode("utf-8")
+        lines = [*csv.reader(io.StringIO(text))]
+        if not text.endswith("\n") or len(lines) < 2 or len({*map(len, lines)}) > 1:
+            raise ValueError("it is cut")
+    return lines
+
+
+def _escaped(value: Any) -> Any:
+    """Returns JSON whose texts stay texts in Markdown: one line without tags, links and signs for a terminal."""
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_escaped(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    text = files.shown(" ".join(value.splitlines()))
+    text = re.sub(r"<(?=[A-Za-z/!?]|$)", "&lt;", text).replace("](", "]\\(")
+    return re.sub(r"^(\s*\[[^]]*\]):", r"\1\\:", text)
+
+
+def _notes(path: pathlib.Path, form: stored.Form) -> Any:
+    return _escaped(stored.read(path, form, "restore it, or remove it")) if path.exists() else {}

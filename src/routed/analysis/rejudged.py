@@ -7,20 +7,21 @@ import io
 import json
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
-from routed.analysis import committed, per_seed, published
+from routed.analysis import answer, committed, per_seed, published
 from routed.contracts import UserError
-from routed.system import files
+from routed.system import files, stored
 
 #: Largest relative difference of numbers that count as equal: other machines round in another way.
 ROUNDING = 1e-6
 
 
-def rejudge(root: pathlib.Path, is_written: bool) -> bool:
+def rejudge(root: pathlib.Path, is_written: bool, named: Sequence[str] = ()) -> bool:
     """Prints a line for each result: it agrees, what differs, or that it has no values per seed; True if all agree.
 
-    If `is_written`, results that differ are stored, and the pages are made again.
+    If `is_written`, results that differ are stored, and the pages are made again. `named` are users' experiments.
 
     Raises:
       UserError: no result is there.
@@ -34,13 +35,12 @@ def rejudge(root: pathlib.Path, is_written: bool) -> bool:
             files.tell(f"{folder.name}: no values per seed")
             missing += 1
             continue
-        tables = committed.judged(folder)
+        tables = committed.judged(folder, named)
         changes = differences(folder, tables)
         files.tell(f"{folder.name}: {'differs: ' + '; '.join(changes) if changes else 'agrees'}")
         agreeing += not changes
         if changes and is_written:
-            for name, text in tables.items():
-                files.write(folder / name, text)
+            committed.store(folder, tables)
     old_pages = [path for path, text in published.pages(root).items() if not _is(path, text)]
     for path in old_pages:
         files.tell(f"{path.name}: differs from its tables")
@@ -52,20 +52,20 @@ def rejudge(root: pathlib.Path, is_written: bool) -> bool:
 
 
 def _is(path: pathlib.Path, text: str) -> bool:
-    return path.exists() and path.read_text("utf-8") == text
+    return path.is_file() and path.read_bytes() == text.encode()
 
 
 def differences(folder: pathlib.Path, tables: dict[str, str]) -> list[str]:
     """Returns a text for each difference of the committed tables of a result from others: old and new."""
-    texts = {name: (folder / name).read_text("utf-8") for name in tables}
-    old, new = (json.loads(source["claims.json"]) for source in (texts, tables))
+    old, new = answer.read(folder), json.loads(tables["claims.json"])
     changes = _changed_claims(*({(claim["id"], claim["statement"]): claim for claim in part} for part in (old, new)))
-    about, fresh = (json.loads(source["about.json"]) for source in (texts, tables))
+    about = stored.read(folder / "about.json", committed.ABOUT, committed.RESTORE)
+    fresh = json.loads(tables["about.json"])
     for name in ("rules", "gap_at", "gap", "shares", "experts"):
         if not _equal(about.get(name), fresh[name]):
             numbers = f" was {about.get(name)}, is {fresh[name]}" if name == "rules" else " is another"
             changes.append(name + numbers)
-    lines = [[*csv.reader(io.StringIO(source["arms.csv"]))] for source in (texts, tables)]
+    lines = [published.read_arms(folder), [*csv.reader(io.StringIO(tables[committed.LAST]))]]
     if lines[0] != lines[1]:
         cells = (f"{a} is now {b}" for x, y in zip(*lines, strict=False) for a, b in zip(x, y, strict=False) if a != b)
         changes.append(f"the losses by arm: {next(cells, 'another number of lines')}")

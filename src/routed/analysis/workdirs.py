@@ -6,6 +6,7 @@ import json
 import pathlib
 import shlex
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -14,10 +15,11 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.engine import results
-from routed.engine.rows import plain_value
+from routed.engine.rows import LEADING, plain_value
 from routed.plan import experiment, shards
 from routed.plan.workdir import ELSEWHERE
 from routed.settings.tree import flatten, value_of
+from routed.system.experiments import packaged
 
 #: Settings that are places on a machine, and what a command that others read has there.
 PATHS = {"data.directory": "DIR", "initial.workdir": "WORKDIR"}
@@ -36,22 +38,17 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
     groups: dict[str, list[pathlib.Path]] = {}
     stored_of: dict[pathlib.Path, dict[str, Any]] = {}
     for folder in folders:
-        if not (folder / "config.json").exists():
-            raise UserError(f"{folder} is no workdir of routed: it has no config.json")
         stored_of[folder] = stored = results.stored_config(folder)
         shared = {k: v for k, v in stored["config"].items() if k not in APART and not k.startswith(MACHINE)}
-        alike = {
-            "commit": stored.get("commit"),
-            "code": stored.get("code"),
-            "swept keys": stored["swept"],
-            "data": stored.get("data"),
-        }
+        alike = {name: stored.get(name) for name in ("format", "commit", "code", "data")}
+        alike |= {f"version of {name}": stored.get("versions", {}).get(name) for name in ("routed", "jax")}
+        path, arg = experiment.split(stored.get("experiment", ""))
+        alike |= {"swept keys": stored["swept"], "experiment": f"{pathlib.Path(path).name}:{arg}"}
         stored_of[folder]["same"] = shared | alike
         group_key: Any = stored_of[folder]["same"]
         if "shard" in stored:  # with whatever claims to be of the same sweep, so that a stranger is seen
-            group_key = [stored["config"][key] for key in ("name", "figure", "scale")] + [
-                stored["shard"].partition("/")[2]
-            ]
+            group_key = [stored["config"].get(key) for key in ("name", "figure", "scale")]
+            group_key += [shards.parse(stored["shard"], f"{folder / 'config.json'}: shard ")[1]]
         groups.setdefault(json.dumps(group_key, sort_keys=True), []).append(folder)
     for group in groups.values():
         first, *rest = (stored_of[folder] for folder in group)
@@ -60,8 +57,7 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
                 if stored["same"].get(key) != value:
                     raise UserError(
                         f"{folder} is no part of the sweep of {group[0]}: its {key} is {stored['same'].get(key)},"
-                        " there it is"
-                        f" {value}; report them apart, or run the part again"
+                        f" there it is {value}; report them apart, or run the part again"
                     )
             digests = stored.get("further_data", {})
             for where, digest in first.get("further_data", {}).items():
@@ -70,23 +66,26 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
                         f"{folder} is of other data than {group[0]} at {where}: report them apart, or run it again"
                     )
         if "shard" in first:
-            present = {stored["shard"] for stored in (first, *rest)}
-            _, parts = shards.parse(first["shard"])
-            wanted = [f"{i + 1}/{parts}" for i in range(parts)]
-            if missing := [part for part in wanted if part not in present]:
-                log.warning("%s: of the sweep's parts %s is missing", group[0], ", ".join(missing))
+            names, (_, parts) = [stored_of[folder]["shard"] for folder in group], shards.parse(first["shard"])
+            if twice := [folder for folder, name in zip(group, names, strict=True) if names.count(name) > 1]:
+                raise UserError(f"{twice[0]} and {twice[1]} are the same part of a sweep: name one of them only")
+            if missing := [part for i in range(parts) if (part := f"{i + 1}/{parts}") not in names]:
+                text = ", ".join(missing[:9]) + ", ..." * (len(missing) > 9)
+                log.warning("%s: of the sweep's parts %s is missing", group[0], text)
     return list(groups.values())
 
 
-def joined_table(group: list[pathlib.Path]) -> pd.DataFrame:
-    """Returns the rows of folders that belong together.
+def joined_table(group: list[pathlib.Path], loss: str = "") -> pd.DataFrame:
+    """Returns the rows of folders that belong together, which have a column `loss`.
 
     Raises:
-      UserError: two of them hold the same run.
+      UserError: two of them hold the same run; one lacks a column, or has rows of an arm that it says is left out.
     """
     tables = [results.read_table(folder) for folder in group]
     owner: dict[str, pathlib.Path] = {}
     for folder, table in zip(group, tables, strict=True):
+        if len(table):
+            _check_rows(folder, table, tables, loss)
         for run in set(table.run) if len(table) else ():
             if run in owner:
                 raise UserError(f"{owner[run]} and {folder} hold the same run {run}: name one of them only")
@@ -94,27 +93,66 @@ def joined_table(group: list[pathlib.Path]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def experiment_of(folder: pathlib.Path) -> tuple[types.ModuleType, ConfigDict]:
-    """Returns the experiment file that a workdir was run from, and the config of the run."""
+def _check_rows(folder: pathlib.Path, table: pd.DataFrame, tables: Sequence[pd.DataFrame], loss: str) -> None:
     described = results.stored_config(folder)
-    if not isinstance(described.get("experiment"), str):
-        raise UserError(f"{folder} does not say which experiment it is of (an older version wrote it): run it again")
-    path, arg = experiment.split(described["experiment"])
-    name = pathlib.Path(path).name
-    if not pathlib.Path(path).exists() and pathlib.Path(name).is_file():
-        path = name  # the run was made elsewhere
+    if absent := [name for name in (*LEADING, *described["swept"], *filter(None, [loss])) if name not in table]:
+        raise UserError(f"{folder}: its results have no column {absent[0]!r}: run it again")
+    out = described.get("left_out", {}) if "shard" in described else {}
+    if ran := [arm for arm, reason in out.items() if "(at " not in reason and (table.arm == arm).any()]:
+        raise UserError(f"{folder}: config.json says that the arm {ran[0]} is left out, but it ran: restore the file")
+    points = table[[*described["swept"], "arm"]].drop_duplicates()
+    for each in tables:
+        same = each.merge(points) if len(each) else each
+        if lacking := [name for name in same.dropna(axis=1, how="all") if name not in table]:
+            raise UserError(f"{folder} has no column {lacking[0]}, which parts beside it have: run it again")
+
+
+def experiment_of(folder: pathlib.Path, named: Sequence[str] = ()) -> tuple[types.ModuleType, ConfigDict]:
+    """Returns the experiment file that a workdir was run from, and the config of the run.
+
+    Raises:
+      UserError: the file is not `trusted`.
+    """
+    if not (spec := trusted(folder, named)):
+        raise UserError(f"{folder} is not judged, as {anew(folder)}")
     try:
-        module, config = experiment.configure(f"{path}:{arg}", [])
+        module, config = experiment.configure(spec, [])
     except UserError as error:
-        raise UserError(f"{folder}: {error}; if {name} is elsewhere now, run the report in its folder") from None
+        raise UserError(f"{folder}: {str(error).replace('--config=', '--experiment=', 1)}") from None
     return module, results.config_of(folder, config)
 
 
-def command_of(spec: str, config: ConfigDict, table: pd.DataFrame) -> str:
+def trusted(folder: pathlib.Path, named: Sequence[str] = ()) -> str:
+    """Returns the experiment of a folder with the file that may be run for it; empty if there is none.
+
+    It is one of `routed`'s own, or one that is `named`: code that a folder names is not run.
+    """
+    path, arg = _experiment(folder)
+    ours = packaged()
+    ours |= {str(file.resolve()): file for file in ours.values()}
+    theirs = [file for file in map(pathlib.Path, named) if file.name == pathlib.Path(path).name]
+    file = next(filter(None, [ours.get(path), ours.get(str(pathlib.Path(path).resolve())), *theirs]), None)
+    return f"{file}:{arg}" if file else ""
+
+
+def _experiment(folder: pathlib.Path) -> tuple[str, str]:
+    if not (spec := results.stored_config(folder).get("experiment", "")):
+        raise UserError(f"{folder} does not say which experiment it is of (an older version wrote it): run it again")
+    return experiment.split(spec)
+
+
+def anew(*group: pathlib.Path) -> str:
+    """Returns the command that judges workdirs with the code of their experiment, and the reason to ask for it."""
+    file = _experiment(group[0])[0]
+    command = shlex.join(["routed", "report", *map(str, group), f"--experiment={file}"])
+    return f"code that a folder names is not run: {command} judges it with the code of its experiment"
+
+
+def command_of(spec: str, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> str:
     """Returns the command that makes these rows: the experiment, and each setting that differs from its file."""
     try:
-        module, defaults = experiment.configure(spec, [])
-    except UserError:  # the file has gone, or changed
+        defaults = experiment.config_of(module, experiment.split(spec)[1])
+    except (UserError, AttributeError):  # the file has changed, or is none
         return shlex.join(["routed", "run", f"--config={spec}"])
     figure = experiment.figure_of(module, config)
     points = figure.sweep(config)  # of which some are computed from what a command gave

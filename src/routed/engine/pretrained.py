@@ -21,7 +21,7 @@ from routed.plan.run import Run
 from routed.settings.renamed import with_new_names
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten
-from routed.system import files, hosts
+from routed.system import files, hosts, stored
 from routed.training.freezing import router_of, with_router
 
 #: The folder of a workdir with the models of finished runs.
@@ -98,12 +98,8 @@ def record_models(workdir: pathlib.Path, runs: list[Run]) -> None:
       UserError: names the two workdirs.
     """
     file = workdir / INITIAL_MODELS_FILE
-    try:
-        recorded = dict[str, str](json.loads(file.read_text("utf-8"))) if file.exists() else {}
-    except (OSError, ValueError, TypeError):
-        raise UserError(
-            f"{file} is damaged, so nobody knows which models its runs began with: choose another --workdir"
-        ) from None
+    mend = "nobody knows which models its runs began with: choose another --workdir"
+    recorded = stored.read(file, {str: str}, mend) if file.exists() else {}
     models = {run.key: name for run in runs if _has_initial_model(run) and (name := _name_and_digest(run))}
     for run in runs:
         if run.key in models and recorded.get(run.key, models[run.key]) != models[run.key]:

@@ -24,13 +24,18 @@ from routed.plan.runs import left_out, read_by
 from routed.settings.renamed import COLUMNS, new_name, with_new_names
 from routed.settings.tree import flatten, override
 from routed.system import files, hosts
+from routed.system import stored as stored_files
 from routed.system.provenance import provenance
 
 #: The version of a workdir's format; workdirs of other versions are refused.
 FORMAT = 3
 
-#: Keys of config.json in any version, and their types.
-STORED = {"config": dict, "swept": list}
+
+_TEXTS = {str: str}
+#: The form of config.json; what the present version has beside it is asked for where it is read.
+STORED: stored_files.Form = {"config": {str: object}, "swept": [str], "devices?": [str], "code?": {str: _TEXTS}}
+STORED |= dict.fromkeys(("experiment?", "shard?", "commit?", "machine?", "data?"), str)
+STORED |= dict.fromkeys(("versions?", "left_out?", "further_data?"), _TEXTS)
 
 #: Settings that name files: each swept value has data of its own. Languages and tokenizers have too, but their digests
 #: cost reading the text at every point before anything runs: for them the base config's digest is compared, and each
@@ -70,7 +75,7 @@ def open_workdir(
         content |= {"further_data": further_data}
     content |= {"left_out": before["left_out"] | left_out(config, sweep), "code": before["code"] | code}
     if hosts.is_first():
-        files.write(path / "config.json", json.dumps(content, indent=1, default=list) + "\n")
+        files.write(path / "config.json", json.dumps(stored_files.sealed(content), indent=1, default=list) + "\n")
         if len(table) and not settled:  # after config.json, which has the values of the new columns
             tables.merge(path, table)
     return table
@@ -94,12 +99,11 @@ def _refuse_other_seed(
     path: pathlib.Path, stored: dict[str, Any], config: ConfigDict, sweep: tuple[Point, ...]
 ) -> None:
     """Refuses a workdir of another base seed, where results depend on it beyond the seed of each run."""
+    old = stored["config"].get("seed")
     by_seed = "held streams" if config.shared_streams else "rates that were tuned on seeds counted from it"
     tuned = "tuned" in {config.rates, *(point.get("rates") for point in sweep)}
-    if (config.shared_streams or tuned) and stored["config"]["seed"] != config.seed:
-        raise UserError(
-            f"workdir {path} holds results with seed={stored['config']['seed']} and {by_seed}: choose another --workdir"
-        )
+    if (config.shared_streams or tuned) and old != config.seed:
+        raise UserError(f"workdir {path} holds results with seed={old} and {by_seed}: choose another --workdir")
 
 
 def _refuse_other_shard(path: pathlib.Path, shard: str) -> None:
@@ -180,22 +184,16 @@ def load(workdir: str | pathlib.Path) -> dict[str, Any]:
       UserError: the folder holds no run, or a damaged table that the report makes again.
     """
     path = files.folder(workdir)
-    if not (path / "config.json").exists():
-        raise UserError(f"{path} is no workdir of routed: it has no config.json")
     summary, claims = path / "summary.csv", path / "claims.json"
+    again = "the command of this workdir, or python -m routed.report, makes them again"
     content = {"config": stored_config(path)["config"], "results": read_table(path), "heatmaps": read_heatmaps(path)}
-    try:
-        table = pd.read_csv(io.BytesIO(summary.read_bytes())) if summary.exists() else pd.DataFrame()
+    with stored_files.fitting(f"{summary} or {claims}", again):
+        table = pd.read_csv(io.BytesIO(stored_files.read_table(summary, again))) if summary.exists() else pd.DataFrame()
         content["summary"] = table.rename(columns=new_name).replace({"metric": COLUMNS})
-        judged = json.loads(claims.read_text("utf-8")) if claims.exists() else []
+        judged = json.loads(stored_files.read_table(claims, again)) if claims.exists() else []
         content["claims"] = [
             claim | {"metric": new_name(claim["metric"]), "at": with_new_names(claim["at"])} for claim in judged
         ]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{summary} or {claims} is damaged ({type(error).__name__}): the command of this workdir, or python -m"
-            " routed.report, makes them again"
-        ) from error
     return content
 
 
@@ -203,28 +201,19 @@ def stored_config(path: pathlib.Path) -> dict[str, Any]:
     """Reads config.json.
 
     Raises:
-      UserError: the file is missing or damaged.
+      UserError: the file is missing or damaged, or edited, unless `stored.ACCEPTS_EDITS`.
     """
-    try:
-        stored = json.loads((path / "config.json").read_text("utf-8"))
-        valid = all(isinstance(stored[name], kind) for name, kind in STORED.items())
-        if stored.get("format") == FORMAT:
-            nodes = [stored["versions"], stored["code"], stored["left_out"], *stored["code"].values()]
-            valid = valid and all(isinstance(node, dict) for node in nodes)
-        if valid and {*stored["swept"]} <= {*stored["config"]} and isinstance(stored.get("shard", ""), str):
-            names = {"config": with_new_names(stored["config"]), "swept": [new_name(key) for key in stored["swept"]]}
-            return stored | names
-    except FileNotFoundError:
-        raise UserError(
-            f"workdir {path} has results but no config.json, so nobody knows of which settings: choose another"
-            " --workdir"
-        ) from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        pass
-    raise UserError(
-        f"{path / 'config.json'} is damaged, so nobody knows of which settings the results are: choose another"
-        " --workdir"
-    )
+    file, mend = path / "config.json", "nobody knows of which settings the results are: choose another folder"
+    if not file.exists():
+        raise UserError(f"{path} is no workdir of routed, or has no config.json any more: {mend}")
+    stored = stored_files.read(file, STORED, mend)
+    now = ("versions", "left_out", "code") if stored.get("format") == FORMAT else ()
+    if lacking := [key for key in now if key not in stored] + sorted({*stored["swept"]} - {*stored["config"]}):
+        raise UserError(f"{file} is damaged (it lacks {lacking[0]!r}): {mend}")
+    stored_files.check(file, stored_files.is_sealed(stored))
+    with stored_files.fitting(str(file), mend):
+        names = {"config": with_new_names(stored["config"]), "swept": [new_name(key) for key in stored["swept"]]}
+    return stored | names
 
 
 def _description(experiment: str, flat: dict[str, Any], swept: list[str], data: str) -> dict[str, Any]:

@@ -13,15 +13,15 @@ from routed.plan.run import Run
 from routed.plan.runs import groups
 
 
-def parse(text: str) -> tuple[int, int]:
-    """(I, N) of `I/N`.
+def parse(text: str, of: str = "--shard=") -> tuple[int, int]:
+    """(I, N) of `I/N`, which an option or a file has given.
 
     Raises:
       UserError: another form, or I not among 1 to N.
     """
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    match = re.fullmatch(r"([0-9]{1,5})/([0-9]{1,5})", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise UserError(f"--shard={text}: expected I/N with I from 1 to N, e.g. --shard=2/8")
+        raise UserError(f"{of}{text}: expected I/N with I from 1 to N, N at most 99999, e.g. --shard=2/8")
     return int(match[1]), int(match[2])
 
 

@@ -8,10 +8,9 @@ import pathlib
 from typing import Any
 
 from routed.analysis.statistics import Estimate, welch
-from routed.contracts import UserError
 from routed.suite import probes
 from routed.suite.run import identity
-from routed.system import files
+from routed.system import files, stored
 
 #: The file that comes with the package.
 FILE = pathlib.Path(str(importlib.resources.files("routed") / "suite" / "reference.json"))
@@ -28,12 +27,8 @@ def read(file: pathlib.Path = FILE) -> dict[str, Any]:
     """
     if not file.exists():
         return {"suite": identity(False), "routers": {}}
-    try:
-        content = json.loads(file.read_text("utf-8"))
-        _ = content["suite"]["digest"], content["suite"]["version"], content["routers"].items()
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise UserError(f"{file} is damaged: restore it, or remove it and run routed suite --reference") from None
-    return content
+    form = {"suite": {"digest": object, "version": object}, "routers": {str: object}}
+    return stored.read(file, form, "restore it, or remove it and run routed suite --reference")
 
 
 def add(card: dict[str, Any], file: pathlib.Path = FILE) -> None:

@@ -22,6 +22,7 @@ from routed.settings.tree import flatten
 from routed.suite import measures, probes
 from routed.suite.subject import Subject, has_gradient
 from routed.system import files
+from routed.system.stored import remember
 
 #: The file of a workdir that identifies its card, and the file of the card itself.
 MARK, CARD = "suite.json", "card.json"
@@ -145,8 +146,8 @@ def _claim(workdir: pathlib.Path, subject: Subject, quick: bool) -> None:
     file = workdir / MARK
     if not file.exists() and (workdir / "config.json").exists():
         raise UserError(f"workdir {workdir} holds runs that are of no card: choose another --workdir")
-    stored = files.remember(file, identifying)
-    different = next((key for key, value in identifying.items() if stored.get(key) != value), None)
+    stored = remember(file, identifying, "choose another --workdir", dict.fromkeys(identifying, object))
+    different = next((key for key, value in identifying.items() if stored[key] != value), None)
     if different == "seed":
         raise UserError(
             f"workdir {workdir} is of other code of {subject.name}, whose seeds are others: choose another"
@@ -154,6 +155,6 @@ def _claim(workdir: pathlib.Path, subject: Subject, quick: bool) -> None:
         )
     if different:
         raise UserError(
-            f"workdir {workdir} holds a card of {different}={stored.get(different)}, this command makes one of"
+            f"workdir {workdir} holds a card of {different}={stored[different]}, this command makes one of"
             f" {different}={identifying[different]}: choose another --workdir"
         )

@@ -99,6 +99,7 @@ def start(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[s
     log.use_absl_handler()
     log.set_verbosity(log.INFO)
     log.get_absl_handler().setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    log.get_absl_handler().python_handler.addFilter(_show)  # texts of somebody else's files do not command a terminal
     try:
         app.run(main, flags_parser=parse)
     except (UserError, RuntimeError, ValueError) as error:
@@ -107,6 +108,11 @@ def start(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[s
         flags.FLAGS.mark_as_parsed()  # else absl adds a line of its own about wrong flags
         log.error("error: %s", " ".join(str(error).split()))
         sys.exit(2)
+
+
+def _show(record: logging.LogRecord) -> bool:
+    record.msg, record.args = files.shown(record.getMessage()), None
+    return True
 
 
 def parse_flags(

@@ -8,17 +8,20 @@ import errno
 import fcntl
 import hashlib
 import io
-import json
 import logging
 import os
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from routed.contracts import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Errors of the disk that another folder mends; libraries may wrap them, so the texts of errors are searched for them
 #: too.
@@ -52,6 +55,37 @@ def folders_by(flag: str) -> Iterator[None]:
         _FOLDER_FLAG.reset(before)
 
 
+#: Signs that move the cursor, colour text, or turn its direction.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+#: Texts that a spreadsheet takes for a formula. Numbers, intervals and signs alone are none.
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![-+0-9.,eE%\s\[\]]*$)")
+
+
+def shown(text: str) -> str:
+    """Returns a text for a terminal: a sign that would command it is written as its number."""
+    return _UNSAFE.sub(lambda sign: f"\\x{ord(sign[0]):02x}", text)
+
+
+def csv_text(table: pd.DataFrame) -> str:
+    """Returns a table as CSV, with a quote before each text that a spreadsheet would take for a formula."""
+    quoted = lambda cell: f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell  # noqa: E731
+    texts = table.select_dtypes(exclude="number").map(quoted)
+    return table.assign(**texts).rename(columns=quoted).to_csv(index=False)
+
+
+def own_folder(path: pathlib.Path) -> pathlib.Path:
+    """Makes a folder, and returns it.
+
+    Raises:
+      UserError: a link is in its place, whose target is of somebody else.
+    """
+    with explained(path):
+        if not remote(path) and path.is_symlink():
+            raise UserError(f"{path} is a symbolic link: nothing is written behind one; remove it")
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def accept_any_text() -> None:
     """Makes standard output and error escape characters that their encoding lacks, as in a C locale."""
     for stream in (sys.stdout, sys.stderr):
@@ -66,7 +100,7 @@ def tell(text: str) -> None:
       UserError: the standard output takes nothing more, such as a file on a full disk.
     """
     try:
-        print(text, flush=True)
+        print(shown(text), flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails again as it ends
         if isinstance(error, BrokenPipeError):
@@ -145,6 +179,8 @@ def write(path: pathlib.Path, content: str | bytes | Callable[[pathlib.Path], No
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            if temporary.is_symlink():  # of somebody else, who means another file
+                temporary.unlink()
             if callable(content):
                 content(temporary)
             else:
@@ -156,23 +192,6 @@ def write(path: pathlib.Path, content: str | bytes | Callable[[pathlib.Path], No
             with contextlib.suppress(OSError):
                 temporary.unlink()  # half a file would keep a full disk full
             raise
-
-
-def remember(file: pathlib.Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the command that began a folder, from a file in it; without the file writes `settings`.
-
-    Raises:
-      UserError: the file is damaged.
-    """
-    if file.exists():
-        with contextlib.suppress(ValueError):
-            if isinstance(stored := json.loads(file.read_text("utf-8")), dict):
-                return stored
-        raise UserError(f"{file} is damaged: choose another --{_FOLDER_FLAG.get()}")
-    with explained(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    write(file, json.dumps(settings, indent=1) + "\n")
-    return settings
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from routed.contracts import UserError
-from routed.system import files
+from routed.system import stored
 
 #: Versions of transformers whose routers and experts are known: from the first, below the second.
 VERSIONS = (5, 18), (6, 0)
@@ -149,7 +149,7 @@ def bind_folder(file: pathlib.Path, model: Any, rows: Sequence[np.ndarray], sett
     """
     digests = {"weights": digest_of_model(model), "class": type(model).__name__, "text": digest_of_rows(rows)}
     settings = settings | digests | {"rows": len(rows)}
-    before = files.remember(file, settings)
+    before = stored.remember(file, settings, "choose another --out, or remove it")
     for key, value in settings.items():
         if before.get(key) != value:
             difference = f"{file.parent} holds a {file.stem} with {key}={before.get(key)}, now {value}"

@@ -94,7 +94,7 @@ def report(
         controls=_medians(analysis.controls) if len(analysis.controls) else None,
         description=describe(trace),
     )
-    files.write(path.with_name("numbers.csv"), analysis.table.to_csv(index=False))
+    files.write(path.with_name("numbers.csv"), files.csv_text(analysis.table))
     files.write(path, content)
     return {
         "numbers": analysis.table,

@@ -63,9 +63,9 @@ def report(result: SurgeryResult, out: str | os.PathLike) -> dict[str, Any]:
         table=Markup(shown.to_html(index=False, border=0)),
         regret=_shown_regret(regret),
     )
-    files.write(folder / "surgery.csv", worth.to_csv(index=False))
+    files.write(folder / "surgery.csv", files.csv_text(worth))
     if len(regret):
-        files.write(folder / "regret.csv", regret.to_csv(index=False))
+        files.write(folder / "regret.csv", files.csv_text(regret))
     files.write(folder / "surgery.html", content)
     return {"worth": worth, "regret": regret, "findings": sentences}
 

@@ -164,7 +164,7 @@ class Order(Comparison):
         if not keys or any(key in side for side in self.sides() for key in keys):
             return None
         supported = 0
-        counted: set[frozenset[str]] = set()
+        counted: set[frozenset[str | int]] = set()
         for values in rows.last[keys].drop_duplicates().itertuples(index=False, name=None):
             point = {**self.setup.at, **dict(zip(keys, values, strict=True))}
             runs = self._runs_at(point, rows)
@@ -177,7 +177,7 @@ class Order(Comparison):
                 supported += weakened(moved, rows, {"p": None} | record)["verdict"] == "supported"
         return {"held": supported, "tried": len(counted)} if len(counted) > 1 else None
 
-    def _runs_at(self, point: Point, rows: Rows) -> frozenset[str]:
+    def _runs_at(self, point: Point, rows: Rows) -> frozenset[str | int]:
         """Returns the keys of both sides' runs at a point."""
         arms = [(side, arm) for side in self.sides() for arm in rows.arms(side, point)]
         return frozenset(run for side, arm in arms for run in rows.runs(side, point, arm).run)
