@@ -33,7 +33,7 @@ TRAIN_LOSS = "train/loss"
 
 
 class Watching(NamedTuple):
-    """How a user watches runs while they train: a name of TRACKERS, and the number of steps to profile."""
+    """Views of runs while they train: a name of TRACKERS, and the number of steps to profile."""
 
     tracker: str = ""
     profile: int = 0

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import pathlib
-import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +26,7 @@ from routed.plan.config import problem_of, traced
 from routed.plan.run import Run
 from routed.plan.runs import groups
 from routed.settings.tree import override
-from routed.system import hosts
+from routed.system import hosts, signals
 from routed.system.platform import platform_of
 from routed.system.progress import Progress, Work
 from routed.training.problem import ProblemPart
@@ -129,7 +127,7 @@ def _run(
     )
     alive = bool(done)  # or a run had a finite loss at step 0: else no second program is compiled
     program: tuple[Group, CompiledGroup] | None = None  # of one group: groups come one after the other
-    with _interruptions() as interrupted:
+    with signals.Interruptions() as interrupted:
         session = Session(
             workdir,
             progress,
@@ -283,29 +281,3 @@ def traced_of(run: Run, last_rows: LastRows, needed: list[Run]) -> dict[str, Any
         source = next(r for r in needed if r.arm == match.source and r.tuning == run.tuning)
         values[match.setting] = float(last_rows[source.key][match.metric])
     return values
-
-
-class _interruptions:
-    """A context in which SIGINT and SIGTERM set a flag, which runs check regularly; a second SIGINT stops at once.
-
-    A second SIGTERM does not: schedulers send it to every process of a group, and a parent passes it on.
-    """
-
-    def __enter__(self):
-        self.caught = False
-        self.original = {s: signal.signal(s, self._catch) for s in (signal.SIGINT, signal.SIGTERM)}
-        return lambda: self.caught
-
-    def __exit__(self, *error):
-        for number, handler in self.original.items():
-            signal.signal(number, handler)
-
-    def _catch(self, number, frame):
-        if self.caught and number == signal.SIGINT:
-            if callable(handler := self.original[number]):
-                handler(number, frame)
-            raise KeyboardInterrupt  # a process in the background begins with SIGINT ignored
-        self.caught = True
-        # Not the log: a handler may interrupt the log's own writing, which must not be entered twice.
-        start = "\n" if os.isatty(2) else ""  # below the progress bar
-        os.write(2, f"{start}{signal.Signals(number).name}: saving after the steps under way\n".encode())

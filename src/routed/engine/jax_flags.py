@@ -34,8 +34,10 @@ NUMBERS = dict(item.split("=") for item in _DEFAULTS.split())
 #: in an error, experiments without a part in these programs.
 HARMLESS = re.compile(
     r"check_vma|jax2tf_\w+|jax_(\w+_cache_\w+|compilation_cache_\w+|raise_persistent_cache_errors|cpu_\w+"
-    r"|cross_host_\w+|debug_\w+|distributed_debug|dump_\w+|enable_(checks|compilation_cache|custom_prng|pgle|\w+_service)"
-    r"|enable_recoverability|error_checking_\w+|explain_\w+|export_\w+|include_\w+|log\w+|pgle_\w+|platform\w*|share_binary_\w+|traceback_\w+"
+    r"|cross_host_\w+|debug_\w+|distributed_debug|dump_\w+"
+    r"|enable_(checks|compilation_cache|custom_prng|pgle|\w+_service)"
+    r"|enable_recoverability|error_checking_\w+|explain_\w+|export_\w+|include_\w+|log\w+|pgle_\w+|platform\w*"
+    r"|share_binary_\w+|traceback_\w+"
     r"|transfer_guard\w*|\w+_visible_devices|array_garbage_collection_guard|auto_pcast|backend_target|legacy_prng_key"
     r"|bcoo_cusparse_lowering|captured_constants_\w+|check_(proxy_envs|static_indices|tracer_leaks)|default_device"
     r"|compiler_detailed_logging_min_ops|disable_(bwd_checks|vmap_shmap_error)|disallow_mesh_context_manager"

@@ -43,7 +43,7 @@ class TensorBoard:
                 writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Does nothing: each file is closed at once."""
+        """Has nothing to end: each file is closed at once."""
 
 
 class Online:

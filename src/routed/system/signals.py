@@ -41,3 +41,29 @@ def _ignore_at_the_end() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is end:
             signal.signal(number, signal.SIG_IGN)
+
+
+class Interruptions:
+    """A context in which SIGINT and SIGTERM set a flag, which runs check regularly; a second SIGINT stops at once.
+
+    A second SIGTERM does not: schedulers send it to every process of a group, and a parent passes it on.
+    """
+
+    def __enter__(self):
+        self.caught = False
+        self.original = {s: signal.signal(s, self._catch) for s in (signal.SIGINT, signal.SIGTERM)}
+        return lambda: self.caught
+
+    def __exit__(self, *error):
+        for number, handler in self.original.items():
+            signal.signal(number, handler)
+
+    def _catch(self, number, frame):
+        if self.caught and number == signal.SIGINT:
+            if callable(handler := self.original[number]):
+                handler(number, frame)
+            raise KeyboardInterrupt  # a process in the background begins with SIGINT ignored
+        self.caught = True
+        # Not the log: a handler may interrupt the log's own writing, which must not be entered twice.
+        start = "\n" if os.isatty(2) else ""  # below the progress bar
+        os.write(2, f"{start}{signal.Signals(number).name}: saving after the steps under way\n".encode())
