@@ -33,18 +33,18 @@ NUMBERS = dict(item.split("=") for item in _DEFAULTS.split())
 #: Flags that change no number, as patterns of families and names: devices and transfers, caches, logs, checks that end
 #: in an error, experiments without a part in these programs.
 HARMLESS = re.compile(
-    r"check_vma|jax2tf_\w+|jax_(\w+_cache_\w+|compilation_cache_\w+|raise_persistent_cache_errors|cpu_\w+"
-    r"|cross_host_\w+|debug_\w+|distributed_debug|dump_\w+"
-    r"|enable_(checks|compilation_cache|custom_prng|pgle|\w+_service)"
-    r"|enable_recoverability|error_checking_\w+|explain_\w+|export_\w+|include_\w+|log\w+|pgle_\w+|platform\w*"
-    r"|share_binary_\w+|traceback_\w+"
-    r"|transfer_guard\w*|\w+_visible_devices|array_garbage_collection_guard|auto_pcast|backend_target|legacy_prng_key"
-    r"|bcoo_cusparse_lowering|captured_constants_\w+|check_(proxy_envs|static_indices|tracer_leaks)|default_device"
-    r"|compiler_detailed_logging_min_ops|disable_(bwd_checks|vmap_shmap_error)|disallow_mesh_context_manager"
-    r"|experimental_unsafe_xla_runtime_errors|force_dcn_\w+|hlo_source_\w+|mosaic_allow_hlo|mutable_array_checks"
-    r"|no_tracing|num_cpu_devices|numpy_rank_promotion|pallas_(enable_debug_checks|verbose_errors)|pjrt_\w+"
-    r"|pprint_use_color|remove_\w+|send_traceback_to_runtime|serialization_version|sort_devices_\w+|source_url_schema"
-    r"|thread_guard|tracer_error_\w+|xla_backend|xla_profile_version)"
+    r"check_vma|jax2tf_\w+|jax_(\w+_cache_\w+|compilation_cache_\w+|raise_persistent_cache_errors|cpu_\w+|"
+    r"cross_host_\w+|debug_\w+|distributed_debug|dump_\w+|"
+    r"enable_(checks|compilation_cache|custom_prng|pgle|\w+_service)|enable_recoverability|error_checking_\w+|"
+    r"explain_\w+|export_\w+|include_\w+|log\w+|pgle_\w+|platform\w*|share_binary_\w+|traceback_\w+|"
+    r"transfer_guard\w*|\w+_visible_devices|array_garbage_collection_guard|auto_pcast|backend_target|"
+    r"legacy_prng_key|bcoo_cusparse_lowering|captured_constants_\w+|"
+    r"check_(proxy_envs|static_indices|tracer_leaks)|default_device|compiler_detailed_logging_min_ops|"
+    r"disable_(bwd_checks|vmap_shmap_error)|disallow_mesh_context_manager|experimental_unsafe_xla_runtime_errors|"
+    r"force_dcn_\w+|hlo_source_\w+|mosaic_allow_hlo|mutable_array_checks|no_tracing|num_cpu_devices|"
+    r"numpy_rank_promotion|pallas_(enable_debug_checks|verbose_errors)|pjrt_\w+|pprint_use_color|remove_\w+|"
+    r"send_traceback_to_runtime|serialization_version|sort_devices_\w+|source_url_schema|thread_guard|"
+    r"tracer_error_\w+|xla_backend|xla_profile_version)"
 )
 
 

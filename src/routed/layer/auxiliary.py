@@ -199,10 +199,9 @@ def auxiliary(
     Raises:
       UserError: no such loss, or a loss that is no single number.
     """
-    for name in coefficients:
-        if name not in AUXILIARY:
-            hint = nearest(name, AUXILIARY)
-            raise UserError(f"auxiliary loss {name!r} is unknown{hint}; known: {', '.join(AUXILIARY)}")
+    if unknown := [name for name in coefficients if name not in AUXILIARY]:
+        problem = f"auxiliary loss {unknown[0]!r} is unknown{nearest(unknown[0], AUXILIARY)}"
+        raise UserError(f"{problem}; known: {', '.join(AUXILIARY)}")
     load = load_of(routing, mask, groups)
     mask = jnp.ones(len(routing.scores), bool) if mask is None else mask
     if losses is None:

@@ -47,10 +47,8 @@ def page(card: dict[str, Any], stored: dict[str, Any], spec: str) -> str:
         first=neighbours.first,
         why_alone=neighbours.why_alone,
         others=list(routers),
-        sentences=[  # without the reason, which the page has in a box of its own
-            *filter(None, [card.get("diverged")]),
-            *sentences(card, neighbours._replace(why_alone="")),
-        ],
+        # Without the reason, which the page has in a box of its own.
+        sentences=[*filter(None, [card.get("diverged")]), *sentences(card, neighbours._replace(why_alone=""))],
         radar=radar(card, asked),
         shapes=shapes,
         shapes_json=Markup(_script(shapes)),
