@@ -116,12 +116,13 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
     inputs = Inputs(keys, config, world, shared)
     params, state = program.problem.init(inputs)
     require_groups(program.phases, params)
+    routed = program.configs if program.problem.part.routed else ()  # others have no auxiliary losses
     run = {
         "params": params,
         "state": state,
         "opt": _optimiser(program.problem, config, params).init(params),
         "coefficients": jax.tree.map(jnp.float32, _steered(program.problem, program.configs)),
-        "penalties": {name: jnp.float32(0) for config in program.configs for name in users_losses(config.losses)},
+        "penalties": {name: jnp.float32(0) for config in routed for name in users_losses(config.losses)},
         "router0": router_of(params, state),
         "memory": program.problem.remember(params, state),
         "step": jnp.int32(0),
