@@ -105,6 +105,12 @@ FORMS = {
     "XMoE": {"router.name": "cosine"},
     "XMoE as Pham et al. coded it": {"router.name": "projected", "router.score": "direction", "router.dim": 4},
     "a hash of the token": {"router.name": "hash_id", "router.frozen": True, "router.experts_per_id": 2},
+    "a hash of the bigram": {"router.name": "hash_bigram", "router.frozen": True, "router.experts_per_id": 2},
+    "online k-means": {"router.name": "kmeans"},
+    "self-routing": {"router.name": "self"},
+    "layers of their own": {
+        "router.layers": ("first=1 router.name=kmeans", "last=1 selection.k=1 router.score=distance")
+    },
     "noise": {"router.noise": "gaussian", "router.noise_scale": 1.0},
     "SMoE-Dropout, all experts": {"router.frozen": True, "selection.k": 4, "selection.eval.k": 4},
     "steps without winners": {"selection.name": "compete", "selection.competition_rate": 1.0,
@@ -372,7 +378,9 @@ def test_a_counted_table_leaves_the_noise_of_its_router_alone(tmp_path):
         }
     )
     table, problem = jnp.arange(60.0).reshape(30, 2), problem_of(config).build(config, 0, None)
-    inputs = program.Inputs(program.streams(0, config), node_of(config), (), {"validation": rows(), "table": table})
+    inputs = program.Inputs(
+        program.streams(0, config), node_of(config), (), {"validation": rows(), "table": {"routers_0": table}}
+    )
     router = jax.jit(lambda: problem.init(inputs)[0]["router"]["decoder"])()
     assert (router["router"]["table"] == table[None]).all() and router["noise"]["kernel"].shape == (2, 8, 4)
 

@@ -84,6 +84,8 @@ class Model(NamedTuple):
     #: Outputs [S, T, E, O] of every expert on every token, of (params, site, features [S, T, ...]).
     responses: Callable[[Any, str, Array], Array] | None = None
     watch: Watch = watch_nothing
+    #: The sparse layers of a stack (`models.router_layers.Layers`), where they differ.
+    layers: Any = None
 
 
 class ModelPart(NamedTuple):

@@ -71,7 +71,8 @@ class _Functions:
 
     def context(self, batch: Batch, step) -> dict[str, Any]:
         """Returns the inputs of the router beside the tokens."""
-        return router_context(self.config.router, cluster=batch.label, step=step, steps=self.config.steps)
+        needs = ROUTERS[self.config.router.name].needs
+        return router_context(needs, cluster=batch.label, step=step, steps=self.config.steps)
 
     def inputs(self, router_params, batch):
         """Returns the inputs of the experts, and the inputs of the router."""

@@ -6,7 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
+
+from routed.contracts import KIND
 
 
 def router_of(params: dict[str, Any], state: dict[str, Any]) -> tuple[Any, list[Array]]:
@@ -17,13 +20,42 @@ def router_of(params: dict[str, Any], state: dict[str, Any]) -> tuple[Any, list[
     return params["router"], [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if _is_router(path)]
 
 
-def keep_router(frozen: Bool[Array, ""], old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state `new` with the router's own variables of `old` where it is frozen."""
+def still_layers(layers: Any, frozen: Bool[Array, ""]) -> Bool[Array, "*S"]:
+    """Returns True for each sparse layer whose router is frozen; one value where layers do not differ."""
+    if layers is None:
+        return frozen
+    return jnp.where(np.array([frozen is not None for frozen in layers.frozen]), np.array(layers.frozen, bool), frozen)
 
-    def keep(path, before, after):
-        return jnp.where(frozen, before, after) if _is_router(path) else after
 
-    return jax.tree_util.tree_map_with_path(keep, old, new)
+def keep(still: Bool[Array, "*S"], layers: Any, old: Any, new: Any, trained: bool = True) -> Any:
+    """Returns the leaves of a router, those of `old` in layers that are `still`.
+
+    Those of a kind of router that is not the layer's stay too, and where they are `trained` by gradients also those of
+    routers that do not learn: weight decay would move them.
+    """
+
+    return jax.tree_util.tree_map_with_path(
+        lambda path, before, after: _kept(still, layers, path, before, after, trained), old, new
+    )
+
+
+def _kept(still, layers: Any, path: tuple[Any, ...], before: Array, after: Array, trained: bool) -> Array:
+    if layers is None:
+        return jnp.where(still, before, after)
+    kinds, names = np.array(layers.kinds), [str(getattr(key, "key", "")) for key in path]
+    for name in names:
+        still |= kinds != int(name.removeprefix(KIND)) if name.startswith(KIND) else False
+    rests = still | (trained & ~np.array(layers.learns)[kinds])
+    return jnp.where(rests.reshape(-1, *[1] * (before.ndim - 1)), before, after)
+
+
+def keep_router(still: Bool[Array, "*S"], layers: Any, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Returns the state `new` with the router's own variables of `old` where it is still."""
+
+    def kept(path, before: Array, after: Array) -> Array:
+        return _kept(still, layers, path, before, after, trained=False) if _is_router(path) else after
+
+    return jax.tree_util.tree_map_with_path(kept, old, new)
 
 
 def with_router(state: dict[str, Any], variables: list[Array]) -> dict[str, Any]:

@@ -12,14 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Column, TextBatch
+from routed.contracts import AT_LEAST_0, AT_LEAST_1, KIND, SHARE, Column, TextBatch
 from routed.models import decoder, t5
+from routed.models.router_layers import check_layers
 from routed.models.transformer_sizes import flops_of_decoder_row, flops_per_row, is_sparse, work_of_token
 from routed.routers import ROUTERS
 from routed.settings.setting import COEFFICIENT, Setting, one_of
 from routed.settings.tree import override
 from routed.tasks.text import CONTINUED, DOCUMENTS, SHARED, SOURCES, SPANS, STREAM, Corpus, bigram_loss, ngram_loss
-from routed.training import probes, text_problem
+from routed.training import fitting, probes, text_problem
 from routed.training.optimiser import refuse_factored_experts
 from routed.training.phases import mean_so_far_of
 from routed.training.problem import Cost, ProblemPart
@@ -58,16 +59,26 @@ def parameters(kind: TextKind, config: ConfigDict) -> int:
 
 
 def shared_arrays(kind: TextKind, config: ConfigDict) -> dict[str, Any]:
-    """Returns the held-out rows, their `references`, and the `table` of a router by token id."""
+    """Returns the held-out rows, their `references`, and the `table` of each kind of router by token id."""
     shared: dict[str, Any] = held_out(kind.form, config) | {
         "references": _references(kind, text_problem.key_of(config))
     }
-    router = ROUTERS[config.router.name] if kind.models[config.model].routed else None
-    if router is not None and router.from_counts is not None:
+    if not kind.models[config.model].routed:
+        return shared
+    kinds = [kind for kind, _ in fitting.kinds_of(config)]
+    makers = [ROUTERS[kind.router.name].from_counts for kind in kinds]
+    if fitting.fit_step(config) is not None:
+        batches = text_problem.feed(kind.form, config, text_problem.COUNTING)
+        shared["fitted_on"] = batches(0, -(-fitting.TOKENS // (config.batch_size * config.data.input_length)))
+    if any(makers):
         batches = text_problem.feed(kind.form, config, text_problem.COUNTING)
         ids = np.concatenate([np.asarray(batches(step, 1).inputs).reshape(-1) for step in range(COUNTED)])
         counts = np.bincount(ids, minlength=config.data.vocabulary)
-        shared["table"] = router.from_counts(counts, config.experts.count, config.selection.k)
+        shared["table"] = {
+            f"{KIND}{i}": make(counts, config.experts.count, of_kind.router.experts_per_id)
+            for i, (make, of_kind) in enumerate(zip(makers, kinds, strict=True))
+            if make is not None
+        }
     return shared
 
 
@@ -77,6 +88,15 @@ def _references(kind: TextKind, key: str) -> dict[str, np.float32]:
     config = ConfigDict(json.loads(key) | {"batch_size": 64})
     losses = kind.references(corpus(kind.form, config), config, held_out(kind.form, config)["validation"])
     return {name: np.float32(loss) for name, loss in losses.items()}
+
+
+def check(kind: TextKind, config: ConfigDict) -> None:
+    """Refuses optimisers that mix experts up, and layers and fits of a router that are not possible."""
+    if kind.models[config.model].counts_experts:
+        refuse_factored_experts(config)
+    if kind.models[config.model].routed:
+        check_layers(config)
+        fitting.check_fit(config)
 
 
 def language_part(kind: TextKind) -> ProblemPart:
@@ -106,7 +126,7 @@ def language_part(kind: TextKind) -> ProblemPart:
         },
         uses=("model",),
         reads=tuple(f"data.{name}" for name in kind.reads),
-        check=lambda config: refuse_factored_experts(config) if kind.models[config.model].counts_experts else None,
+        check=partial(check, kind),
     )
 
 

@@ -206,14 +206,16 @@ def update(
     opt_state: Any,
     frozen,
     trained: tuple[str, ...] | None = None,
+    keep: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[dict[str, Any], Any]:
     """Applies one optimiser step; where `frozen`, the router keeps every bit.
 
     The router's gradient is zeroed first, so that no statistic across parameters (a global norm) includes it, and its
     new value is discarded last, after weight decay. `where`, not a product: 0 x NaN is NaN. Groups outside of
-    `trained` (None: all are trained) have neither gradient nor step, and their optimiser state stays.
+    `trained` (None: all are trained) have neither gradient nor step, and their optimiser state stays. `keep` takes the
+    place of `frozen` where layers differ: (old, new) -> new, but old where it is frozen.
     """
-    keep = lambda old, new: jax.tree.map(lambda a, b: jnp.where(frozen, a, b), old, new)  # noqa: E731
+    keep = keep or (lambda old, new: jax.tree.map(lambda a, b: jnp.where(frozen, a, b), old, new))
     zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)  # noqa: E731
     resting = [] if trained is None else [name for name in params if name not in trained]
     grads = grads | {"router": keep(zeros(grads["router"]), grads["router"])}

@@ -9,6 +9,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Scalar
 from ml_collections import ConfigDict
 
-from routed.contracts import Column, TextBatch
+from routed.contracts import KIND, Column, TextBatch
 from routed.layer.dispatch.parallel import devices_of_run
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import group_of
@@ -30,6 +31,7 @@ from routed.tasks.text.corpus import Corpus
 from routed.tasks.text.sources import SOURCES
 from routed.tasks.text.spans import END, PAD
 from routed.tasks.text.stream import DOCUMENTS, Form
+from routed.training import fitting
 from routed.training.probes import Block, Evaluation, look, measure
 from routed.training.problem import Inputs, Problem
 
@@ -131,13 +133,14 @@ class TextProblem(Problem):
         """Returns fresh parameters; a router by token id gets its table of experts."""
         rows = jax.tree.map(lambda a: a[:1], inputs.shared["validation"])
         params, state = self.model.init(inputs.keys["init"], rows)
-        if (table := inputs.shared.get("table")) is None:
-            return params, state
-        filled = {
-            stack: groups | {"router": jax.tree.map(lambda a: jnp.broadcast_to(table, a.shape), groups["router"])}
-            for stack, groups in params["router"].items()
-        }
-        return params | {"router": filled}, state
+        tables = inputs.shared.get("table", {})
+
+        def fill(path, leaf: Array) -> Array:
+            kind = path[2].key if path[2].key.startswith(KIND) else f"{KIND}0"
+            is_table = path[1].key == "router" and kind in tables
+            return jnp.broadcast_to(tables[kind], leaf.shape) if is_table else leaf
+
+        return params | {"router": jax.tree_util.tree_map_with_path(fill, params["router"])}, state
 
     def batch(self, inputs: Inputs, feed, step) -> TextBatch:
         return jax.tree.map(lambda a: a[step % len(a)], feed)
@@ -172,6 +175,19 @@ class TextProblem(Problem):
             return look(evaluation, Block(block, rule, outputs))
 
         return measure(evaluation, jax.lax.map(forward, in_blocks(self.config, rows, "validation")))
+
+    @property
+    def fit_step(self) -> int | None:
+        return fitting.fit_step(self.config) if self.model.scores is not None else None
+
+    def fit(self, inputs: Inputs, params, state, step, teacher) -> Any:
+        return fitting.fitted(self, inputs, params, state, step, teacher)
+
+    def teacher(self, inputs: Inputs, params, state) -> Any:
+        if self.fit_step is None or not fitting.is_taught(self.config):
+            return {}
+        shapes = jax.eval_shape(partial(fitting.scores_on, self), params, state, inputs.shared["fitted_on"])
+        return jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
 
     def evaluation_rule(self) -> tuple[SelectionRule, str]:
         """Returns the rule and the dispatch of evaluation; defaults for a dense twin, which reads neither."""

@@ -24,7 +24,7 @@ class TextSource(NamedTuple):
     open: Callable[[Any], Source]
     about: Callable[[Any], str]  # end of the sentence that describes the data
     tokens: str = "hidden"
-    provides: frozenset[str] = frozenset({"token_id", "cluster"})
+    provides: frozenset[str] = frozenset({"token_id", "previous_id", "cluster"})
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
