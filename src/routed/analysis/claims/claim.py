@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -13,6 +14,10 @@ ClaimT = TypeVar("ClaimT", bound="Claim")
 
 LEARNED, FROZEN, FAIREST = {"arm": "learned"}, {"arm": "frozen"}, {"arm": "fairest"}
 
+
+#: Unit -> smallest effect of interest: losses that approach 0 are compared by their log ratio (a factor 1.1), nats per
+#: token and shares by their difference (.01), shares of successful runs by theirs (.05).
+EFFECTS = {"ratio": math.log(1.1), "difference": 0.01, "probability": 0.05}
 
 #: A side with a point at which its rows are read.
 Reading = tuple[Side, Point]
@@ -48,10 +53,11 @@ class Setup(NamedTuple):
     comparability: distance from the paper's setting, one of same, gaps_filled, scaled and stand_in.
     metric: column that is compared, unless a side names its own.
     at: swept keys that are fixed, with their values.
-    unit: scale on which sides are compared, a key of `rules.EFFECTS`.
+    unit: scale on which sides are compared, a key of `EFFECTS`.
     over: nuisance keys; an order is also tried at each of their values.
     needs: preconditions; a claim is inconclusive unless all of them are met.
     alpha: level that the adjusted p value of a claim has to reach.
+    effect: smallest effect of interest on the scale of `unit`; None: that of the unit.
     """
 
     comparability: str
@@ -61,6 +67,12 @@ class Setup(NamedTuple):
     over: tuple[str, ...] = ()
     needs: tuple[Precondition, ...] = ()
     alpha: float = 0.05
+    effect: float | None = None
+
+    @property
+    def margin(self) -> float:
+        """Returns the smallest effect of interest."""
+        return EFFECTS[self.unit] if self.effect is None else self.effect
 
 
 @dataclasses.dataclass(frozen=True)

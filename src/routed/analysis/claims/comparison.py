@@ -14,7 +14,6 @@ from routed.analysis import statistics
 from routed.analysis.claims.claim import Point, Side, Stakes, TwoSides
 from routed.analysis.claims.outcomes import outcomes_of
 from routed.analysis.claims.rules import (
-    EFFECTS,
     ONE_SEED,
     UNKNOWN_TAIL,
     displayed,
@@ -149,7 +148,7 @@ class Order(Comparison):
         record = super().judge(rows)
         if not record:
             return record
-        size = displayed(self.setup.unit)(EFFECTS[self.setup.unit])
+        size = displayed(self.setup.unit)(self.setup.margin)
         if record.get("verdict") == "supported" and record["interval"][1] < size:
             record["reason"] = f"smaller than the smallest effect of interest, a {self.setup.unit} of {size:.3g}"
         return record | {"robustness": self._robustness(rows)}
@@ -192,7 +191,7 @@ class Equivalence(Comparison):
     def rule(self, differences: Mapping[str, pd.Series]) -> Answer:
         """Returns "supported" if two one-sided tests bound the difference, "opposite" if its interval lies outside."""
         (values,) = differences.values()
-        effect, outcomes = EFFECTS[self.setup.unit], outcomes_of(self, differences)
+        effect, outcomes = self.setup.margin, outcomes_of(self, differences)
         interval = outcomes.compared()[0] if outcomes else statistics.estimate(values)
         if interval.low > effect or interval.high < -effect:
             return Answer("opposite", statistics.outside_margin_p(values, effect), interval)

@@ -10,10 +10,6 @@ from routed.analysis import digits, statistics
 from routed.analysis.claims.claim import Claim
 from routed.analysis.paired_values import Rows
 
-#: Unit -> smallest effect of interest: losses that approach 0 are compared by their log ratio (a factor 1.1), nats per
-#: token and shares by their difference (.01), shares of successful runs by theirs (.05).
-EFFECTS = {"ratio": math.log(1.1), "difference": 0.01, "probability": 0.05}
-
 #: Reason of a verdict that rests on one seed.
 ONE_SEED = "one seed"
 #: Reason why a metric that was recorded once has no verdict.

@@ -32,6 +32,7 @@ class Writer(NamedTuple):
     prefix: str = ""
     over: tuple[str, ...] = ()
     needs: tuple[Precondition, ...] = ()
+    effect: float | None = None
 
     def __getattr__(self, kind: str) -> Callable[..., Claim]:
         """Returns the method that makes claims of a kind.
@@ -46,7 +47,7 @@ class Writer(NamedTuple):
         return partial(self._claim, KINDS[kind])
 
     def _claim(self, kind: type[Claim], id: str, statement: str, paper: Any, *fields: Any, **changes: Any) -> Claim:
-        setup = Setup(self.comparability, self.metric, self.at, self.unit, self.over, self.needs)
+        setup = Setup(self.comparability, self.metric, self.at, self.unit, self.over, self.needs, effect=self.effect)
         of_setup = {name: changes.pop(name) for name in Setup._fields if name in changes}
         return kind(self.prefix + id, statement, paper, setup._replace(**of_setup), *fields, **changes)
 

@@ -1,0 +1,236 @@
+"""Does learning to route pay on tokens, and how little learning is enough?
+
+Question. On Gaussian clusters a frozen router with k-means centres is a strong control. Large models freeze routers,
+too: DeepSeek-V4 hashes the token id in its first three sparse layers. Here a decoder with four sparse layers trains on
+text with routers that learn, hash, cluster, stay random, or are absent. Data, experts and initial weights are the same.
+
+    routed run --config=token_router:smoke
+    routed run --config=token_router --config.data.directory=DIR            # eight ways to route, paired by seed
+    routed run --config=token_router:layers --config.data.directory=DIR     # a hash in the first or last n layers
+    routed run --config=token_router:settles --config.data.directory=DIR    # the router frozen early
+    routed run --config=token_router:balance --config.data.directory=DIR    # what balance costs
+    routed run --config=token_router:grow --config.data.directory=DIR       # the gap against experts and granularity
+    routed run --config=token_router:setting --config.data.directory=DIR    # how the setting was found
+
+DIR holds train.txt, valid.txt and test.txt, as text8 is laid out.
+
+Rules, fixed before any evaluation seed ran:
+  setting   `setting` has one exploration seed. The steps of the other figures are the fewest of its evaluations at
+            which (a) every sparse arm beats an interpolated 5-gram of the training text, (b) the learned router beats
+            the dense twin of equal FLOPs by .05 nats, and (c) two ways to route differ by .02 nats. If no evaluation
+            has all three, that is the result.
+  balance   every sparse arm has the same balancing bias on its choice, so `learned` is the balanced router.
+  rates     each arm has its own best of three factors on all rates and, where a router learns, three on the router's
+            rate: the lowest test loss of a seed that no figure evaluates.
+  margin    .02 nats; where a hash replaces layers, .01.
+  gate      no verdict on a claim unless both arms beat the 5-gram.
+  seeds     9100 explores; 9200 on are evaluated.
+
+Expected: hash, learned and k-means within .05 nats of each other, frozen .02 behind, the dense twin last; a hash in the
+first two layers costs less than .01; a router frozen at a tenth of the steps is as good as one that learns on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from routed.analysis.claims import LEARNED, Claim, Writer, comparability
+from routed.plan import Figure, Point, make_config, product
+from routed.plan.experiment import Scales
+
+#: The ways to route; the first is the reference.
+WAYS = ("learned", "hash_token", "kmeans", "kmeans_online", "self_routed", "frozen", "frozen_sharp", "decoder_active")
+#: Learned routers and their controls with parameters.
+PAIR = ("learned", "frozen")
+
+_SELECTION = {"name": "top_k", "k": 2, "renormalise": True}
+
+# The decoder of competition_lm with a layer more, twice the experts, and a balancing bias.
+PROTOCOL = {
+    "arms": WAYS, "seed": 9200, "seeds": 8, "model": "decoder",
+    "data.name": "files", "data.tokens": "characters", "data.vocabulary": 30, "data.input_length": 128,
+    "data.eval_rows": 1024, "router.vocabulary": 30, "router.experts_per_id": 2,
+    "transformer.layers": 4, "transformer.sparse_layers": 4, "transformer.dim": 64, "transformer.heads": 4,
+    "transformer.head_dim": 16, "transformer.ffn": "ffn", "transformer.width": 64,
+    "experts.name": "mlp", "experts.depth": 2, "experts.width": 64, "experts.count": 32, "dispatch": "auto",
+    **{f"selection.{node}{key}": value for node in ("", "eval.") for key, value in _SELECTION.items()},
+    "selection.balance_rate": 1e-2, "optimizer.name": "adam", "optimizer.schedule": "linear", "optimizer.warmup": 200,
+    "router.learning_rate": 9e-3, "experts.learning_rate": 9e-3, "transformer.learning_rate": 9e-3,
+    "rates": "tuned", "tune.multipliers": (1 / 3, 1.0, 3.0), "tune.router_multipliers": (0.3, 1.0, 3.0),
+    "batch_size": 8, "steps": 12000, "eval_every": 1000, "checkpoint.every": 500,
+    "mesh.runs_per_batch": 2,  # on two cores: one each
+}  # fmt: skip
+
+#: Of every figure but the headline: fewer seeds, and the rates that are the best for plain top-2 in competition_lm.
+FEW = {"seeds": 4, "rates": "paper"}
+
+SCALES: Scales = {
+    "smoke": lambda config: {
+        "data.name": "artificial", "data.languages": ("qaa",), "data.input_length": 16, "data.eval_rows": 16,
+        "batch_size": 4, "transformer.dim": 8, "transformer.head_dim": 4, "transformer.heads": 2,
+        "transformer.width": 8, "experts.count": 4, "experts.width": 8, "steps": 20, "eval_every": 10,
+        "checkpoint.every": 10 if config.checkpoint.every else 0, "seeds": 2, "mesh.runs_per_batch": 4,
+        "rates": "paper",
+    },
+    "default": lambda config: {},
+    "gpu": lambda config: {
+        "transformer.layers": 8, "transformer.sparse_layers": 8, "transformer.dim": 256, "transformer.heads": 8,
+        "transformer.head_dim": 32, "transformer.width": 256, "experts.width": 256, "data.input_length": 512,
+        "batch_size": 48, "steps": 20000, "transformer.dtype": "bfloat16", "router.learning_rate": 1e-3,
+        "experts.learning_rate": 1e-3, "transformer.learning_rate": 1e-3, "optimizer.warmup": 1000,
+    },
+}  # fmt: skip
+
+#: Nats.
+MARGIN = 0.02
+LAYERS_MARGIN = 0.01
+
+
+def writer(config: ConfigDict, at: Point | None = None, effect: float = MARGIN) -> Writer:
+    """Returns a writer of claims about the last test loss, in nats."""
+    return Writer(comparability(config), "test/loss", at or {}, "difference", "routed.tokens.", effect=effect)
+
+
+def claim_ways(config: ConfigDict) -> Iterator[Claim]:
+    """Returns an order and an equivalence of the learned router with each other way to route."""
+    write = writer(config)
+    for arm in (arm for arm in config.arms if arm != "learned"):
+        name, side = arm.replace("_", "-"), {"arm": arm}
+        yield write.order(name, f"learning to route has a lower loss than {arm}", "not asked", LEARNED, side)
+        yield write.null(f"{name}.same", f"learned and {arm} differ by less than {MARGIN} nats", "not asked", LEARNED,
+                         side)  # fmt: skip
+
+
+PAIRED = {"kind": "paired", "name": "loss", "metric": "test/loss"}
+TRAINING = (
+    {"kind": "training", "name": "training", "metrics": ("train/loss", "eval/loss", "test/loss")},
+    {"kind": "training", "name": "routers", "metrics": ("router/mi_token", "router/churn", "router/load_max")},
+)
+WAYS_FIGURE = Figure(
+    "eight ways to route tokens, each at its own best rates", claims=lambda config: tuple(claim_ways(config)),
+    plots=lambda config: (PAIRED, *TRAINING),
+)  # fmt: skip
+
+SETTING = Figure(
+    "exploration: the fewest steps at which this setting can tell routers apart",
+    {"arms": ("learned", "hash_token", "frozen", "decoder_active"), "seed": 9100, "seeds": 1, "rates": "paper"},
+    plots=lambda config: TRAINING,
+)
+
+
+# A hash in some layers
+
+
+def hashed(config: ConfigDict) -> dict[str, Point]:
+    """Returns the points with a hash in the first n layers, and in the last n, by name."""
+    count = config.transformer.sparse_layers
+    texts = {f"{end} {n}": (f"{end}={n} router.name=hash_id",) for end in ("first", "last") for n in range(1, count)}
+    whole = {f"first {count}": (f"first={count} router.name=hash_id",)}
+    return {"none": {"router.layers": ()}} | {
+        name: {"router.layers": layers} for name, layers in (texts | whole).items()
+    }
+
+
+def claim_layers(config: ConfigDict) -> Iterator[Claim]:
+    """Returns an equivalence with routers that all learn for each choice of hashed layers, and an order."""
+    none, *others = hashed(config).items()
+    for name, point in others:
+        id, side = name.replace(" ", "-"), LEARNED | point
+        write = writer(config, effect=LAYERS_MARGIN)
+        statement = f"a hash in the {name} layers costs less than {LAYERS_MARGIN} nats"
+        yield write.null(f"layers.{id}", statement, "not asked", side, LEARNED | none[1])
+
+
+LAYERS = Figure(
+    "a hash of the token in the first n and the last n layers", FEW | {"arms": ("learned",)},
+    sweep=lambda config: tuple(hashed(config).values()), claims=lambda config: tuple(claim_layers(config)),
+    plots=lambda config: (
+        {"kind": "methods", "name": "layers", "methods": hashed(config), "metrics": ("test/loss", "router/mi_token")},
+    ),
+)  # fmt: skip
+
+# The router frozen early
+
+FREEZE = (0.01, 0.03, 0.1, 0.3, 1.0)
+
+
+def claim_settles(config: ConfigDict) -> Iterator[Claim]:
+    """Returns an equivalence of each early end of learning with learning to the end."""
+    end = LEARNED | {"router.freeze_at": 1.0}
+    for share in FREEZE[:-1]:
+        early = LEARNED | {"router.freeze_at": share}
+        statement = f"a router frozen at {share:.0%} of training costs less than {MARGIN} nats"
+        yield writer(config).null(f"settles.{share:g}", statement, "not asked", early, end)
+
+
+SETTLES = Figure(
+    "the router frozen at a share of training", FEW | {"arms": ("learned",)},
+    sweep=lambda config: product(router__freeze_at=FREEZE), claims=lambda config: tuple(claim_settles(config)),
+    plots=lambda config: (
+        {"kind": "curves", "name": "settles", "x": "router.freeze_at", "metrics": ("test/loss", "router/mi_token")},
+    ),
+)  # fmt: skip
+
+# Balance
+
+RATES = (0.0, 1e-3, 1e-2, 1e-1)
+
+
+def claim_balance(config: ConfigDict) -> Iterator[Claim]:
+    """Returns, for learned and frozen routers, the order of the protocol's balancing rate and none."""
+    usual, none = {"selection.balance_rate": 1e-2}, {"selection.balance_rate": 0.0}
+    for arm in PAIR:
+        side = {"arm": arm}
+        statement = f"{arm}: a balancing bias lowers the loss"
+        yield writer(config).order(f"balance.{arm}", statement, "not asked", side | usual, side | none)
+
+
+BALANCE = Figure(
+    "what balance costs: the rate of the balancing bias", FEW | {"arms": PAIR},
+    sweep=lambda config: product(selection__balance_rate=RATES), claims=lambda config: tuple(claim_balance(config)),
+    plots=lambda config: (
+        {"kind": "curves", "name": "balance", "x": "selection.balance_rate",
+         "metrics": ("test/loss", "router/mi_token", "router/load_max")},
+    ),
+)  # fmt: skip
+
+# Experts and granularity
+
+COUNTS = {"smoke": (2, 4), "default": (8, 32, 128), "gpu": (8, 32, 128)}
+
+
+def grow(config: ConfigDict) -> tuple[Point, ...]:
+    """Returns the numbers of experts, and at the usual number k and width for as many FLOPs."""
+    k, width = config.selection.k, config.experts.width
+    chosen = ("selection.k", "selection.eval.k", "router.experts_per_id")
+    finer = dict.fromkeys(chosen, 2 * k) | {"experts.width": width // 2}
+    coarser = dict.fromkeys(chosen, k // 2) | {"experts.width": 2 * width}
+    return (*product(experts__count=COUNTS[config.scale]), finer, coarser)
+
+
+def claim_grow(config: ConfigDict) -> Iterator[Claim]:
+    """Returns the order of learned and hash at each point."""
+    for point in grow(config):
+        name = ",".join(f"{key}={point[key]}" for key in ("experts.count", "selection.k") if key in point)
+        yield writer(config, point).order(
+            f"grow.{name}", f"{name}: learning to route has a lower loss than a hash", "not asked", LEARNED,
+            {"arm": "hash_token"},
+        )  # fmt: skip
+
+
+GROW = Figure(
+    "learned and hash against experts and granularity", FEW | {"arms": ("learned", "hash_token")},
+    sweep=grow, claims=lambda config: tuple(claim_grow(config)),
+    plots=lambda config: (PAIRED | {"x": "experts.count"},),
+    computed=("selection.k", "selection.eval.k", "router.experts_per_id", "experts.width"),
+)  # fmt: skip
+
+FIGURES = {"": WAYS_FIGURE, "setting": SETTING, "layers": LAYERS, "settles": SETTLES, "balance": BALANCE, "grow": GROW}
+
+
+def get_config(arg: str | None = None) -> Any:
+    """Returns the config of FIGURE[,SCALE]."""
+    return make_config("token_router", arg, FIGURES, PROTOCOL, SCALES)
