@@ -42,7 +42,9 @@ from routed.plan import Figure, Point, make_config, product
 from routed.plan.experiment import Scales
 
 #: The ways to route; the first is the reference.
-WAYS = ("learned", "hash_token", "kmeans", "kmeans_online", "self_routed", "frozen", "frozen_sharp", "decoder_active")
+WAYS = (
+    "learned", "hash_token", "kmeans", "kmeans_online", "self_routed", "frozen", "frozen_as_sharp", "decoder_active",
+)  # fmt: skip
 #: Learned routers and their controls with parameters.
 PAIR = ("learned", "frozen")
 
@@ -154,7 +156,7 @@ LAYERS = Figure(
 
 # The router frozen early
 
-FREEZE = (0.01, 0.03, 0.1, 0.3, 1.0)
+FREEZE = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 def claim_settles(config: ConfigDict) -> Iterator[Claim]:
