@@ -84,7 +84,7 @@ def claims_of(asked: Figure, config: ConfigDict, table: pd.DataFrame, swept: lis
 
 
 def with_rows(claims: Iterable[Claim], config: ConfigDict, points: Sequence[Point]) -> tuple[Claim, ...]:
-    """Returns the claims; one at a value of a nuisance key that no point has moves to another, and its words say so."""
+    """Returns the claims; one at a nuisance value that no point has moves to another one, and its statement says so."""
     flat, moved = flatten(config), list[Claim]()
     for claim in claims:
         at, replaced = dict(claim.setup.at), list[str]()
