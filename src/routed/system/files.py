@@ -212,8 +212,7 @@ def explained(path: pathlib.Path) -> Iterator[None]:
             first = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
                 f"cannot use {path} ({first}): check the bucket's name and your right to it (gcloud auth"
-                " application-default"
-                f" login), or choose another --{_FOLDER_FLAG.get()}"
+                f" application-default login), or choose another --{_FOLDER_FLAG.get()}"
             ) from error
         text = " ".join(str(e) for e in _causes(error))
         codes = {e.errno for e in _causes(error) if isinstance(e, OSError) and e.errno}
@@ -259,8 +258,7 @@ def locked(directory: pathlib.Path, flag: str = "workdir") -> Iterator[None]:
         except OSError as error:  # Lustre and NFS with some mount options
             raise UserError(
                 f"{flag} {directory} cannot be locked ({os.strerror(error.errno or 0).lower()}), so two commands"
-                " might write"
-                f" into it: choose another --{flag}, on a file system with locks"
+                f" might write into it: choose another --{flag}, on a file system with locks"
             ) from error
         with explained(directory):
             file.truncate(0)

@@ -83,8 +83,7 @@ def _explicit(coordinator: str, processes: int, process: int) -> dict[str, Any]:
     if not host or not port.isdigit() or not 0 <= process < processes:
         raise UserError(
             f"--coordinator={coordinator} --num_processes={processes} --process_id={process}: expected HOST:PORT, the"
-            " number"
-            " of processes, and this one's number, from 0"
+            " number of processes, and this one's number, from 0"
         )
     try:
         socket.getaddrinfo(host, port)

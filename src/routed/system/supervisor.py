@@ -87,8 +87,7 @@ def diagnosis(code: int, ending: str, process: int, coordinator: str) -> str:
     if UNMET.search(ending):
         return (
             f"{name} met nobody, or not all, at {coordinator}: start all processes of the run, with the same"
-            " --coordinator"
-            " and --num_processes, where that host and port can be reached"
+            " --coordinator and --num_processes, where that host and port can be reached"
         )
     is_broken = "Gloo" in ending  # a connection between CPUs: then processes that still live leave first
     if (left := None if is_broken else LEFT.search(ending)) and int(left[1]) != process:

@@ -156,10 +156,10 @@ def _numbers(scores: np.ndarray, k: int, tokens: Tokens) -> dict[str, numbers.Nu
     return {name: number for name, number in every.items() if name.partition(".")[0] in COMPARED or name in COMPARED}
 
 
-def subset(tokens: Tokens, where: np.ndarray, seed: int = 0) -> Tokens:
+def subset(tokens: Tokens, where: np.ndarray) -> Tokens:
     """Returns the tokens `where` alone, whose ids and sequences are numbered again."""
     codes, sizes = {name: code[where] for name, code in tokens.codes.items()}, dict(tokens.counts)
     if "token" in codes:
         ids, codes["token"] = dense(codes["token"])
         sizes["token"] = len(ids)
-    return make_tokens(codes, sizes, tokens.names, dense(tokens.sequence[where])[1], seed)
+    return make_tokens(codes, sizes, tokens.names, dense(tokens.sequence[where])[1])

@@ -15,7 +15,7 @@ import numpy as np
 
 from routed.contracts import UserError
 from routed.metrics import information
-from routed.trace.format import Arrays, with_slices
+from routed.trace.format import STRIPE, Arrays, with_slices
 from routed.trace.tokens import Conditional, Tokens
 
 #: Tokens that are processed together where each has a score of every expert.
@@ -43,13 +43,13 @@ class Stream(NamedTuple):
     read: Callable[..., Iterator[Arrays]]
 
 
-def table_stream(tokens: Tokens, table: np.ndarray, experts: int, size: int = 1 << 19) -> Stream:
+def table_stream(tokens: Tokens, table: np.ndarray, experts: int) -> Stream:
     """Returns the stream of a router that looks up the experts of a token id in `table` [V, k]."""
     ids = tokens.codes["token"]
 
     def read(*columns: str) -> Iterator[Arrays]:
-        for begin in range(0, len(ids), size):
-            yield tuple(table[ids[begin : begin + size]] for _ in columns)
+        for begin in range(0, len(ids), STRIPE):
+            yield tuple(table[ids[begin : begin + STRIPE]] for _ in columns)
 
     return Stream(experts, table.shape[1], ("expert",), read)
 

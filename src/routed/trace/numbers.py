@@ -145,9 +145,9 @@ def _load_numbers(loads: np.ndarray) -> dict[str, Any]:
     }
 
 
-def by_chance(tokens: int, k: int, experts: int, seed: int = 0) -> dict[str, float]:
+def by_chance(tokens: int, k: int, experts: int) -> dict[str, float]:
     """Returns loads and drops of tokens that choose k experts at random: multinomial counts, means of draws."""
-    random, fair = np.random.default_rng(seed), np.full(experts, 1 / experts)
+    random, fair = np.random.default_rng(0), np.full(experts, 1 / experts)
     loads = random.multinomial(tokens * k, fair, CHANCE_DRAWS)
     means = {name: float(np.mean(draws)) for name, draws in _load_numbers(loads).items()}
     size = min(BATCH, tokens)
@@ -158,7 +158,7 @@ def by_chance(tokens: int, k: int, experts: int, seed: int = 0) -> dict[str, flo
     return means
 
 
-def dependence(pairs: np.ndarray, weights: np.ndarray | None, seed: int = 0) -> Number:
+def dependence(pairs: np.ndarray, weights: np.ndarray | None) -> Number:
     """Returns the KL divergence, in nats, of a token's pairs of experts from independent pairs with the same loads.
 
     Chance is the same for as many pairs drawn from the independent ones.
@@ -174,7 +174,7 @@ def dependence(pairs: np.ndarray, weights: np.ndarray | None, seed: int = 0) -> 
         share = counts / total
         return np.where(counts > 0, np.log(np.maximum(share, 1e-30) / np.maximum(expected, 1e-30)), 0.0)
 
-    draws = np.random.default_rng(seed).multinomial(int(total), expected / expected.sum(), 4)
+    draws = np.random.default_rng(0).multinomial(int(total), expected / expected.sum(), 4)
     chance = float(np.mean([(terms(counts) * counts).sum() / total for counts in draws]))
     by_group = symmetric[:, upper[0], upper[1]]
     return ratio(by_group @ terms(count), by_group.sum(1), weights, chance)

@@ -41,12 +41,12 @@ def matched(table: Num[np.ndarray, "E E"]) -> tuple[float, Int[np.ndarray, " E"]
     return float(table[np.arange(len(table)), permutation].sum() / max(table.sum(), 1)), permutation
 
 
-def by_chance(table: Num[np.ndarray, "E E"], draws: int = DRAWS, seed: int = 0) -> float:
+def by_chance(table: Num[np.ndarray, "E E"], draws: int = DRAWS) -> float:
     """Returns the share on the best permutation for independent choices with the same loads, as a mean of draws.
 
     It is larger than 1 / E: loads are not equal, and the permutation is chosen after the draw.
     """
-    total, random = table.sum(), np.random.default_rng(seed)
+    total, random = table.sum(), np.random.default_rng(0)
     independent = np.outer(table.sum(1), table.sum(0)).ravel() / max(float(total) ** 2, 1.0)
     if not total:
         return 0.0
@@ -57,7 +57,7 @@ def by_chance(table: Num[np.ndarray, "E E"], draws: int = DRAWS, seed: int = 0) 
 def together(old: Int[np.ndarray, "T k"], new: Int[np.ndarray, "T k"], experts: int) -> Int[np.ndarray, "E E"]:
     """Returns the number of tokens with expert e among their old experts and f among their new; -1 is no expert."""
     pairs = [(column[column >= 0], new[column >= 0]) for column in old.T]
-    return np.sum([information.joint(expert, others, experts, experts) for expert, others in pairs], axis=0)
+    return np.sum([information.joint(expert, chosen, experts, experts) for expert, chosen in pairs], axis=0)
 
 
 def routers(trace: Trace, seed: int = 0) -> tuple[Float[np.ndarray, "L L"], Float[np.ndarray, " L"]]:
@@ -162,15 +162,15 @@ def _first_experts(
         # A token without a first expert gets a row of its own, which no table keeps.
         row = [np.where(expert < 0, experts, expert) for expert in first]
         for i, j in joint:
-            other = first[j][:, None]
+            second = first[j][:, None]
             if j > i + 1:
-                accumulate(joint[i, j], information.joint(row[i], other, experts + 1, experts)[:-1])
+                accumulate(joint[i, j], information.joint(row[i], second, experts + 1, experts)[:-1])
                 continue
-            rows_by_group = information.joint(group * (experts + 1) + row[i], other, groups * (experts + 1), experts)
+            rows_by_group = information.joint(group * (experts + 1) + row[i], second, groups * (experts + 1), experts)
             counts = rows_by_group.reshape(groups, experts + 1, experts)[:, :-1]
             accumulate(by_group[i], counts)
             accumulate(joint[i, j], counts.sum(0))
-            accumulate(shuffled[i], information.joint(row[i], other[order], experts + 1, experts)[:-1])
+            accumulate(shuffled[i], information.joint(row[i], second[order], experts + 1, experts)[:-1])
     return joint, by_group, shuffled
 
 
