@@ -153,7 +153,10 @@ def test_strangers_are_refused(parts, tmp_path, changes, text):
 def test_a_part_without_a_column_of_the_others_is_refused(parts, tmp_path):
     for name in ("part1", "part2"):
         shutil.copytree(parts / name, tmp_path / name)
-    group = [tmp_path / "part1", tmp_path / "part2"]
+    group, whole = [tmp_path / "part1", tmp_path / "part2"], results.read_table(parts / "whole")
+    for folder, rows in zip(group, (whole[whole.seed == whole.seed.min()], whole), strict=True):
+        tables.merge(folder, rows[rows.seed == rows.seed.max()].reset_index(drop=True))
+    assert len(workdirs.joined_table(group)) == len(whole)
     tables.merge(group[1], results.read_table(group[1]).drop(columns="train/loss"))
     with pytest.raises(UserError, match="part2 has no column train/loss, which parts beside it have"):
         workdirs.joined_table(group)

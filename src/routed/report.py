@@ -63,8 +63,8 @@ def main(argv: list[str]) -> None:
         raise UserError("no folder with results is named; usage: routed report DIR... [--out=FILE]")
     parts = _make_parts(folders)
     if DOCS.value:
-        for page in published.write_pages(pathlib.Path(DOCS.value)):
-            files.tell(f"wrote {page}")
+        with files.folders_by("docs"):
+            files.tell("\n".join(f"wrote {page}" for page in published.write_pages(pathlib.Path(DOCS.value))))
         return
     if not parts:
         return

@@ -9,7 +9,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from absl import logging as log
 
@@ -62,19 +62,18 @@ def remember(file: pathlib.Path, settings: dict[str, Any], mend: str, form: Form
 
 def _problem(value: Any, form: Form, field: str) -> str:
     """Returns a text about the first field of another form; empty if there is none."""
-    parts: list[tuple[str, Any, Form]]
-    if not isinstance(form, list | dict):
+    parts: list[tuple[str, Any, Form]] = []
+    if isinstance(form, list | dict):
+        fits = isinstance(value, list if isinstance(form, list) else dict)
+    else:
         fits = form is object or (type(value) is form if isinstance(form, type) else form(value))
-        shown = value if isinstance(value, str | int | float | bool | None) else type(value).__name__
-        return "" if fits else f"{field or 'the file'} cannot be {shown!r}"
-    if type(value) is not type(form):
-        return f"{field or 'the file'} cannot be a {type(value).__name__}"
-    value = cast(Any, value)  # which is a dict where the form is one
+    if not fits:
+        return f"{field or 'the file'} cannot be {json.dumps(value)[:60]}"
     if isinstance(form, list):
         parts = [(f"{field}[{index}]", each, form[0]) for index, each in enumerate(value)]
-    elif str in form:
+    elif isinstance(form, dict) and str in form:
         parts = [(f"{field}[{key!r}]", each, form[str]) for key, each in value.items()]
-    else:
+    elif isinstance(form, dict):
         if missing := [name for name in form if name not in value and not name.endswith("?")]:
             return f"{field or 'the file'} has no {missing[0]!r}"
         names = {name.removesuffix("?"): part for name, part in form.items()}
