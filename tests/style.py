@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 #: The largest allowed value of each measure: what has been reached.
 LIMITS = {
     "code: docstrings that begin with a question word": 0,
-    "code: files over 300 lines": 4,
+    "code: files over 300 lines": 5,
     "code: functions over 60 lines": 0,
     "code: functions with more than 8 parameters": 0,
     "code: lines over 120 characters": 0,
@@ -25,10 +25,10 @@ LIMITS = {
     'code: tests `"key" in config`': 4,
     "documents: lines over 100 characters": 0,
     "documents: sentences over 28 words": 2,
-    "documents: words": 52_900,
+    "documents: words": 53_800,
     "experiments: docstrings over 40 lines": 0,
-    "lines: all of src": 45_000,
-    "lines: core": 25_400,
+    "lines: all of src": 46_200,
+    "lines: core": 27_000,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}
 QUESTIONS = ("What ", "Which ", "Whether ", "Where ", "Who ", "How ", "When ", "Of ", "That ", "As ", "Does ", "Is it ")

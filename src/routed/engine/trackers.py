@@ -53,10 +53,10 @@ class Online:
     """
 
     def __init__(self, library: str, workdir: pathlib.Path, runs: list[Run]):
-        own = OPTIONS[library]
+        options = OPTIONS[library]
         common = {"project": workdir.name, "resume": "allow"}
         self.runs = [
-            _library(library).init(name=_name(run), config=flatten(run.config), **common, **own(workdir, run))
+            _library(library).init(name=_name(run), config=flatten(run.config), **common, **options(workdir, run))
             for run in runs
         ]
 
