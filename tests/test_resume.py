@@ -1,5 +1,6 @@
 """Nothing finished is lost or changes: killed, interrupted, damaged or extended, a workdir ends with the same rows."""
 
+import errno
 import json
 import os
 import pathlib
@@ -283,14 +284,16 @@ def test_one_process_a_workdir(finished, refused):
 
 
 @pytest.mark.parametrize("name", [".config.json.writing", ".results.parquet.writing", ".summary.csv.writing"])
-def test_a_full_disk_in_one_line(finished, run, refused, tmp_path, name):
-    """/dev/full refuses every write, as a full disk does."""
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / name).symlink_to("/dev/full")
-    assert "disk full while writing" in refused(work)
-    run(work)
-    same(table(work), table(finished))
+def test_a_full_disk_in_one_line(finished, run, refused, tmp_path, monkeypatch, name):
+    def full(descriptor):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert "disk full while writing" in refused(tmp_path / "work")
+    run(tmp_path / "work")
+    same(table(tmp_path / "work"), table(finished))
 
 
 def test_a_full_disk_under_a_checkpoint(finished, run, refused, tmp_path, monkeypatch):
@@ -439,7 +442,7 @@ def test_a_folder_in_the_place_of_a_file_is_named(finished, refused, tmp_path):
 
 def test_a_damaged_table_of_the_report_is_named(finished):
     (finished / "claims.json").write_text("[")
-    with pytest.raises(UserError, match=r"claims\.json is damaged .*routed\.report"):
+    with pytest.raises(UserError, match=r"claims\.json has changed since it was written: .*routed\.report"):
         routed.load(finished)
 
 
