@@ -37,6 +37,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+import routed.papers.ours  # noqa: F401 (parts of our own questions)
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
 from routed.plan import Figure, Point, make_config, product
 from routed.plan.experiment import Scales
@@ -210,6 +211,7 @@ def grow(config: ConfigDict) -> tuple[Point, ...]:
     chosen = ("selection.k", "selection.eval.k", "router.experts_per_id")
     finer = dict.fromkeys(chosen, 2 * k) | {"experts.width": width // 2}
     coarser = dict.fromkeys(chosen, k // 2) | {"experts.width": 2 * width}
+    coarser |= dict.fromkeys(("selection.renormalise", "selection.eval.renormalise"), False)  # one expert: its weight
     return (*product(experts__count=COUNTS[config.scale]), finer, coarser)
 
 

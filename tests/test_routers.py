@@ -102,7 +102,7 @@ def test_a_router_is_told_the_step_and_what_it_needs(monkeypatch, needs):
             return made.scores(params, state, name, rows, batch)
 
         jax.eval_shape(run, params, state)
-        assert heard == {"step", *needs} - ({"token_id"} if batch is samples else set())
+        assert heard == {"step", "steps", *needs} - ({"token_id"} if batch is samples else set())
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "conv", "cosine"])

@@ -180,7 +180,7 @@ def test_a_page_that_cannot_be_written_names_its_option(tmp_path, monkeypatch):
     command.flags.FLAGS(["trace", f"--out={tmp_path / 'file' / 'page.html'}"])
     monkeypatch.setattr(command.commands, "start", lambda main, parse: main(["trace", "report", str(tmp_path / "t")]))
     try:
-        with pytest.raises(UserError, match=r"cannot use .* \(not a directory\): choose another --out"):
+        with pytest.raises(UserError, match=r"cannot use .* a folder is needed\): choose another --out"):
             contextvars.copy_context().run(command.run)
     finally:
         command.flags.FLAGS.unparse_flags()

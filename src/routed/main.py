@@ -271,10 +271,9 @@ def _run(command: Command) -> None:
             hosts.once(lambda: from_runs.write(workdir, runs))
         if SHARD.value:
             form = "part %s is done in %.0f s; python -m routed.report DIR... joins all parts"
-            log.info(form, SHARD.value, time.monotonic() - start)
-        else:
-            _write_report(command, workdir, table)
-            log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
+            return log.info(form, SHARD.value, time.monotonic() - start)
+        _write_report(command, workdir, table)
+        log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
     if len(table) and (table.status == "diverged").any():
         sys.exit(signals.DIVERGED)
 

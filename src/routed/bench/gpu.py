@@ -7,7 +7,6 @@ last. This process asks for no device, which would take its memory.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import signal
@@ -18,7 +17,7 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from routed.bench.gpu_parts import PARTS, part_of, set_alarm
+from routed.bench.gpu_parts import PARTS, part_of
 from routed.bench.gpu_table import Shares, aims, as_table
 
 #: Seconds for everything.
@@ -82,15 +81,15 @@ def child(arguments: list[str], seconds: float, waiting: list[str]) -> Generator
 
     The process dies after `seconds`, unless it sets its alarm anew. Returns its exit code and last line of errors.
     """
+    timer = f"signal.setitimer(signal.ITIMER_REAL, {0 if math.isinf(seconds) else max(seconds, 0.01)})"
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
         subprocess.Popen(
-            arguments,
+            [*arguments[:-1], f"import signal; {timer}; {arguments[-1]}"],  # no fork: JAX has threads here
             stdout=subprocess.PIPE,
             stderr=errors,
             encoding="utf-8",
             errors="replace",
-            preexec_fn=functools.partial(set_alarm, seconds),
         ) as process,
     ):
         try:
