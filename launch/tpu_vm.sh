@@ -174,19 +174,20 @@ all() {
     (set -e; run; log)
     code=$?
     set -e
-    if ((code == 0)) || [[ ! $watch ]] || ! preempted; then break; fi
+    if ((code == 0 || code == 3)) || [[ ! $watch ]] || ! preempted; then break; fi
     echo "$name was preempted: making it again" >&2
     until "$0" up "${options[@]}"; do
       (($? != 2)) || exit 2
       sleep "$poll"
     done
   done
-  if ((code)); then
+  if ((code && code != 3)); then # 3: finished, and some runs diverged
     echo "error: the run ended with code $code, and $name is still there: see it with log, go on with all, delete it with down" >&2
     exit "$code"
   fi
   fetch
   [[ $keep ]] || down
+  return "$code"
 }
 
 "$verb"
