@@ -274,3 +274,13 @@ def test_an_edited_metric_is_refused_and_a_new_one_is_not(files):
     command(*small, "--config.router.name=linear")
     write(files, "DECAY = 0.5", metric.replace("max()", "min()"))
     assert "other code of metric mine (my.py)" in refusal(*small, "--config.router.name=linear")
+
+
+@pytest.mark.parametrize("folder", ["lib/python3.11/site-packages", "dist-packages"])
+def test_packages_of_another_environment_are_no_code_of_a_part(files, monkeypatch, folder):
+    """A .pth file, PYTHONPATH or a system's Python brings packages from folders that sysconfig does not name."""
+    (files / folder).mkdir(parents=True)
+    for name in ("beside.py", "further.py"):
+        (files / name).rename(files / folder / name)
+    monkeypatch.syspath_prepend(files / folder)
+    assert set(loaded(files)[0]["router.name=mine"]) == {"my.py"}

@@ -46,6 +46,9 @@ _INSTALLED = tuple(
     )
 )
 
+#: Names of folders of packages, wherever another environment, `pip install --user` or a system has them.
+_PACKAGES = {"site-packages", "dist-packages"}
+
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 #: Label of a part -> name of a file -> digest of the part's code in that file.
@@ -146,13 +149,18 @@ def code_by_file(name: str, part: Any) -> dict[pathlib.Path, set[str]]:
     while modules:
         imported = modules.pop()
         file = pathlib.Path(getattr(imported, "__file__", None) or "").resolve()
-        if imported is None or not file.is_file() or any(file.is_relative_to(folder) for folder in _INSTALLED):
+        if imported is None or file.suffix != ".py" or not file.is_file() or _is_installed(file):
             continue
         tree = _parsed(file.read_text(encoding="utf-8"))
         if (text := ast.unparse(tree)) not in code.setdefault(file, set()):
             code[file].add(text)
             modules += _imported(tree, imported)
     return code
+
+
+def _is_installed(file: pathlib.Path) -> bool:
+    """True for a module of an installed package, or of Python."""
+    return bool(_PACKAGES & {*file.parts}) or any(file.is_relative_to(folder) for folder in _INSTALLED)
 
 
 def _bindings(name: str, tree: ast.Module) -> list[ast.stmt]:
