@@ -2,6 +2,7 @@
 
 import json
 import sys
+import types
 
 import pytest
 
@@ -277,9 +278,18 @@ def test_an_edited_metric_is_refused_and_a_new_one_is_not(files):
 
 @pytest.mark.parametrize("folder", ["lib/python3.11/site-packages", "dist-packages"])
 def test_packages_of_another_environment_are_no_code_of_a_part(files, monkeypatch, folder):
-    """A .pth file, PYTHONPATH or a system's Python brings packages from folders that sysconfig does not name."""
+    """A .pth file, PYTHONPATH or the system's Python may add packages of other environments."""
     (files / folder).mkdir(parents=True)
     for name in ("beside.py", "further.py"):
         (files / name).rename(files / folder / name)
     monkeypatch.syspath_prepend(files / folder)
     assert set(loaded(files)[0]["router.name=mine"]) == {"my.py"}
+
+
+def test_a_compiled_module_is_no_code_of_a_part(files, monkeypatch):
+    fast = types.ModuleType("fast")
+    fast.__file__ = str(files / "fast.so")
+    (files / "fast.so").write_bytes(b"\xf8\x00")
+    monkeypatch.setitem(sys.modules, "fast", fast)
+    write(files, "import further", "import fast\nimport further", "beside.py")
+    assert set(loaded(files)[0]["router.name=mine"]) == {"my.py", "beside.py", "further.py"}

@@ -42,7 +42,7 @@ def site(tmp_path_factory):
 def test_a_wheel_brings_the_experiments_the_page_and_the_command(site):
     held = tree(site)
     assert {f"routed/experiments/{path.name}" for path in (ROOT / "experiments").glob("*.py")} < held
-    assert "routed/analysis/report.html" in held and not any("__pycache__" in name for name in held)
+    assert {"routed/analysis/report.html", "routed/py.typed"} < held and not any("__pycache__" in name for name in held)
     (entry,) = site.glob("*.dist-info/entry_points.txt")
     assert "routed = routed.system.commands:run" in entry.read_text()
 

@@ -41,11 +41,11 @@ _INSTALLED = tuple(
     pathlib.Path(folder).resolve()
     for folder in (
         str(importlib.resources.files("routed")),
-        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+        *map(sysconfig.get_path, ("stdlib", "platstdlib")),
     )
 )
 
-#: Names of folders of packages, wherever another environment, `pip install --user` or a system has them.
+#: Names of the folders of installed packages, in this environment and in others that it imports from.
 _PACKAGES = {"site-packages", "dist-packages"}
 
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
