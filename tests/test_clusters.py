@@ -10,7 +10,7 @@ from routed.plan.arms import ARMS
 from routed.plan.config import base, canonical, problem_of, traced
 from routed.plan.runs import left_out, plan_runs
 from routed.routers import ROUTERS
-from routed.routers.clusters import closeness, kmeans, lloyd_step, nearest, seeds
+from routed.routers.clusters import balanced, closeness, kmeans, lloyd_step, nearest, seeds
 from routed.settings.tree import override
 from routed.training import program
 from tests.test_controls import stepped
@@ -193,3 +193,17 @@ def test_a_router_without_places_has_no_such_arms(small):
     # Where nothing is filled from data, what it would be filled with tells no runs apart.
     rows = override(small, {"router.init_rows": "clusters"})
     assert canonical(rows).router.init_rows == "examples"
+
+
+def test_balanced_clusters_have_equal_size_and_are_read_from_centres_and_offsets():
+    """Of three clusters with 60, 30 and 10 % of the samples: plain k-means takes them as they are."""
+    random = np.random.default_rng(0)
+    places = np.repeat([[0.0, 0], [6, 0], [0, 6]], [600, 300, 100], 0)
+    x, weight = jnp.array(places + random.normal(size=places.shape), jnp.float32), jnp.ones(1000)
+    plain = kmeans(jax.random.key(0), x, weight, 3, 4)
+    assert np.bincount(nearest(plain, x)).max() > 550
+    centres, offsets = balanced(plain, x, weight)
+    chosen = np.asarray(closeness(centres, x) + offsets).argmax(1)
+    np.testing.assert_allclose(np.bincount(chosen) / 1000, 1 / 3, atol=0.01)
+    members = np.stack([np.asarray(x)[chosen == e].mean(0) for e in range(3)])
+    np.testing.assert_allclose(centres, members, atol=0.3)

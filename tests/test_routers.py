@@ -16,8 +16,9 @@ from routed.models.single_layer import single_layer
 from routed.models.t5 import t5
 from routed.plan.config import base
 from routed.routers import ROUTERS
+from routed.routers.centres import OnlineKMeansRouter, SelfRouter
 from routed.routers.features import Flat, Windows
-from routed.routers.fixed import HashIdRouter, HashRouter, OracleRouter, RandomRouter, balanced_table
+from routed.routers.fixed import HashBigramRouter, HashIdRouter, HashRouter, OracleRouter, RandomRouter, balanced_table
 from routed.routers.noise import NOISES, ScoreNoise
 from routed.routers.product import CosineRouter, ProductRouter
 from routed.routers.router import initial_parameters
@@ -26,6 +27,7 @@ from routed.settings.tree import node_of, override
 from routed.training.optimiser import optimiser, update
 
 CONTEXT = {"cluster": jnp.arange(6) % 4, "token_id": jnp.array([0, 5, 5, 2, 7, 0])}
+CONTEXT["previous_id"] = jnp.array([0, 0, 5, 5, 2, 7])
 #: A small T5.
 TEXT = {
     "model": "t5", "data.name": "mc4", "router.name": "linear", "selection.name": "top_k", "experts.count": 4,
@@ -63,7 +65,7 @@ def test_only_routers_with_weights_have_a_gradient(name):
     params = state.pop("params", {})
     loss = lambda p: (jax.nn.softmax(router.apply({"params": p, **state}, X, **CONTEXT))[:, 0] ** 2).sum()  # noqa: E731
     moves = any(bool(g.any()) for g in jax.tree.leaves(jax.jit(jax.grad(loss))(params)))
-    assert moves is ROUTERS[name].learns
+    assert moves is (ROUTERS[name].learns and name != "self")  # whose scores are the token's own numbers
 
 
 @pytest.mark.parametrize("needs", [(), ("cluster",), ("cluster", "token_id")])
@@ -231,6 +233,67 @@ def test_a_balanced_table_is_balanced_and_no_two_experts_belong_together(size, p
         assert (table != balanced_table(counts, experts, k, seed + 1)).any()
         met = {pair for row in table for pair in itertools.combinations(sorted(row), 2)}
         assert len(met) > 0.9 * math.comb(experts, 2)
+
+
+def test_the_hash_of_a_bigram_by_hand():
+    """In NumPy: the experts of the highest hashes of the pair; another token before has others, and all have tokens."""
+    router, random = HashBigramRouter(8, 2), np.random.default_rng(0)
+    token, before = random.integers(0, 300, (2, 4000))
+    context = {"token_id": jnp.array(token), "previous_id": jnp.array(before)}
+    variables = router.init(jax.random.key(3), jnp.zeros((4000, 1)), **context)
+    scores = router.apply(variables, jnp.zeros((4000, 1)), **context)
+
+    def mix(a):
+        a = (a ^ (a >> 16)) * np.uint32(0x85EBCA6B)
+        a = (a ^ (a >> 13)) * np.uint32(0xC2B2AE35)
+        return a ^ (a >> 16)
+
+    salt = np.uint32(variables["params"]["salt"])
+    pair = mix(mix(token.astype(np.uint32) + salt) + before.astype(np.uint32))
+    hashes = mix(pair[:, None] + mix(np.arange(1, 9, dtype=np.uint32))[None])
+    chosen = np.argsort(-(hashes >> 8).astype(int), axis=1, kind="stable")[:, :2]
+    np.testing.assert_array_equal(np.sort(np.argsort(-scores, axis=1)[:, :2]), np.sort(chosen))
+    assert (np.bincount(chosen.ravel(), minlength=8) / 8000 * 8 - 1).max() < 0.1
+    pairs = {}
+    for expert, *pair in zip(chosen[:, 0], token, before, strict=True):
+        assert pairs.setdefault(tuple(pair), expert) == expert
+    of_token = {t: {e for (first, _), e in pairs.items() if first == t} for t in range(300)}
+    assert np.mean([len(experts) for experts in of_token.values()]) > 4  # by the token alone it would be 1
+
+
+@pytest.mark.parametrize("measure", ["distance", "direction"])
+def test_online_k_means_by_hand(measure):
+    """Three steps in NumPy, on tokens of two places: centres start at tokens, then follow counts that decay."""
+    router, decay = OnlineKMeansRouter(3, 0.5, measure), 0.5
+    x = np.random.default_rng(1).normal(size=(3, 12, 4)) + np.repeat([[4.0], [-4.0]], 6, 0)
+    variables = router.init(jax.random.key(0), jnp.array(x[0]))
+    centres, counts = np.array(variables["centres"]["centres"]), np.zeros(3)
+    for batch in x.astype(np.float32):
+        scores, variables = router.apply(variables, jnp.array(batch), mutable=["centres"])
+        tokens = batch if measure == "distance" else batch / np.linalg.norm(batch, axis=1)[:, None]
+
+        def closeness(centres, tokens=tokens):
+            if measure == "distance":
+                return tokens @ centres.T - (centres**2).sum(1) / 2
+            return tokens @ (centres / np.linalg.norm(centres, axis=1)[:, None]).T / 0.07
+
+        np.testing.assert_allclose(scores, closeness(centres), rtol=1e-4, atol=1e-4)
+        start = np.where(counts[:, None] < 0.01, tokens[[0, 4, 8]], centres)
+        member = np.eye(3)[closeness(start).argmax(1)]
+        before = decay * np.where(counts < 0.01, 0, counts)
+        counts = before + member.sum(0)
+        means = (before[:, None] * start + member.T @ tokens) / np.maximum(counts, 1e-9)[:, None]
+        centres = np.where(counts[:, None] > 0, means, start)
+        np.testing.assert_allclose(variables["centres"]["centres"], centres, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(variables["centres"]["counts"], counts, rtol=1e-5)
+    same = router.apply(variables, jnp.array(x[0]))  # as in an evaluation: nothing moves
+    assert same.shape == (12, 3) and counts.max() > 3
+
+
+def test_self_routing_reads_the_token_and_refuses_too_narrow_ones():
+    np.testing.assert_array_equal(SelfRouter(3).apply({}, X), X[:, :3])
+    with pytest.raises(UserError, match="a token has 4 numbers, of which experts\\.count=8 are the scores"):
+        SelfRouter(8).apply({}, X)
 
 
 def test_random_draws_anew_only_with_its_stream():

@@ -34,7 +34,8 @@ PIECES = "pieces"
 INITIAL_MODELS_FILE = "initial.json"
 
 #: Prefixes of settings that must be equal in a pretrained model and in the run that starts from it.
-MUST_MATCH = ("data.tokens", "data.pieces", "data.vocabulary", "router.name", "experts.", "transformer.")
+MUST_MATCH = ("data.tokens", "data.pieces", "data.vocabulary", "router.name", "router.layers")
+MUST_MATCH += ("experts.", "transformer.")
 #: Prefixes of settings that decide the routing, which may differ on purpose; a difference is reported.
 ROUTING_KEYS = ("selection.", "router.score")
 #: Prefixes of settings, among those above, that affect training only and not the meaning of the parameters.

@@ -27,7 +27,8 @@ def rows_of(run: Run, history: dict[str, np.ndarray], swept: list[str], problem:
     finite = np.isfinite(losses).all() and np.isfinite(history["train/loss"][1:]).all()
     frozen = "router.frozen" in problem.models[run.config.model].reads and run.config.router.frozen
     # Of finite runs only: NaN weights equal nothing, themselves included, so they would seem to have moved.
-    if frozen and finite and history["router/params_changed"].max() > 0:
+    moved = history.get("router/frozen_changed", history["router/params_changed"] if frozen else np.zeros(1))
+    if finite and moved.max() > 0:
         raise UserError(
             f"run {run.key} ({run.arm}, seed {run.seed}): the frozen router moved; this is a bug, please report it"
         )

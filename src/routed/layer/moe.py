@@ -20,7 +20,7 @@ from routed.layer import dispatch
 from routed.layer.dispatch.parallel import EXCHANGED, EXPERT, parallel, parallel_select
 from routed.layer.model_rules import scaled_inputs
 from routed.layer.rule import SelectionRule
-from routed.layer.selection import SELECTIONS, capacity, select
+from routed.layer.selection import SELECTIONS, LayerRules, capacity, select, select_in_layer
 from routed.metrics import load
 from routed.routers.noise import NOISES, ScoreNoise
 from routed.routers.scores import check_scores, layer_scores
@@ -83,6 +83,7 @@ class MoE(nn.Module):
     shared: nn.Module | None = None  # an expert of every token, of weight 1 (DeepSeek, Llama 4)
     weigh_inputs: bool = False  # the weight scales the input of a token's one expert, not its output (Llama 4)
     mesh: Mesh | None = None  # with axes `data` and `expert`: experts are shared out over the latter
+    layer_rules: LayerRules | None = None  # of the layers of a scan; the context has the number `layer` then
 
     def __post_init__(self):
         check_layer(self.rule, self.num_experts, self.dispatch)
@@ -132,20 +133,28 @@ class MoE(nn.Module):
             )(tokens.scored)
         plain = preference if self.noise_in_weights else scores
         weighing = plain if reweigh is None else reweigh(plain)
-        pick = partial(self.select, weighing, preference=preference, mask=tokens.mask)
-        if not self.balance_rate:
+        layer, rules = tokens.context.get("layer"), self.layer_rules
+        pick = partial(self.select, weighing, layer=layer, preference=preference, mask=tokens.mask)
+        rate = self.balance_rate if rules is None else jnp.asarray(rules.rates)[layer]
+        if not self.balance_rate and not (rules and any(rules.rates)):
             return pick()._replace(scores=plain)  # auxiliary losses read the scores as they are
         bias = self.variable("balance", "bias", jnp.zeros, self.num_experts)
         routing = pick(bias=bias.value)
         if self.is_mutable_collection("balance") and not self.is_initializing():
-            bias.value = load.rebalanced(bias.value, load.load_of(routing, tokens.mask)[0], self.balance_rate)
+            bias.value = load.rebalanced(bias.value, load.load_of(routing, tokens.mask)[0], rate)
         return routing._replace(scores=plain)
 
-    def select(self, scores: Float[Array, "T E"], **options) -> Routing | SoftRouting:
-        """Applies the rule to scores; over a mesh each device selects for its own tokens."""
-        if self.mesh is None:
-            return select(self.rule, scores, **options)
-        return parallel_select(self.rule, self.mesh, scores, **options)
+    def select(self, scores: Float[Array, "T E"], *, layer: Any = None, **options) -> Routing | SoftRouting:
+        """Applies the rule (of this `layer`) to scores; over a mesh each device selects for its own tokens."""
+
+        def pick(rule: SelectionRule) -> Any:
+            if self.mesh is None:
+                return select(rule, scores, **options)
+            return parallel_select(rule, self.mesh, scores, **options)
+
+        return (
+            pick(self.rule) if self.layer_rules is None else select_in_layer(self.layer_rules, self.rule, layer, pick)
+        )
 
     def experts_for(self, tokens: Tokens, routing: Any) -> tuple[Experts, Any]:
         """Returns all experts beside their inputs, and the routing whose weights are left for their outputs."""

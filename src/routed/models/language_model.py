@@ -20,9 +20,10 @@ from routed.contracts import TextBatch
 from routed.experts import EXPERTS
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.models.model import LAYER, ROUTED, Model, ModelPart, Outputs, Read
+from routed.models.router_layers import KIND, Layers, RouterByLayer, layers_of, needs_of, router_modules
 from routed.models.transformer import Plan
 from routed.models.transformer_sizes import TRANSFORMER, blocks_of, is_sparse
-from routed.routers import ROUTERS, router_context
+from routed.routers import router_context
 from routed.routers.scores import layer_scores
 from routed.settings.tree import node_of
 
@@ -48,16 +49,13 @@ def language_model(
       UserError: transformer.sparse_layers does not divide transformer.layers.
     """
     last, sparse = f"layer_{blocks_of(config)[0] - 1}", is_sparse(config)
+    layers = layers_of(config) if sparse else None
     # Made outside of any module, which Flax would make the parent of the routers.
-    routers = {
-        stack: ROUTERS[config.router.name].make(node_of(config).router, config.experts.count)
-        for stack in read
-        if sparse
-    }
-    functions = _Functions(network, read, config, mesh, head, last, routers)
+    routers = {stack: router_modules(config, layers) for stack in read if sparse}
+    functions = _Functions(network, read, config, mesh, head, last, routers, layers)
     if not sparse:
         return Model(functions.init, functions.apply)
-    return Model(functions.init, functions.apply, functions.scores, functions.responses)
+    return Model(functions.init, functions.apply, functions.scores, functions.responses, layers=layers)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,16 +69,43 @@ class _Functions:
     head: str
     #: The last layer of a block, which is the sparse layer.
     last: str
-    #: stack -> router; empty without sparse layers.
-    routers: dict[str, nn.Module]
+    #: stack -> a router of each kind; empty without sparse layers.
+    routers: dict[str, list[nn.Module]]
+    #: The sparse layers, where they differ.
+    layers: Layers | None
 
-    def module(self, rule: SelectionRule, dispatch: str, mesh: Mesh | None) -> nn.Module:
-        return self.network(Plan(self.config, rule, dispatch, mesh, self.routers.__getitem__))
+    def router(self, stack: str) -> nn.Module:
+        kinds = self.routers[stack]
+        return (
+            kinds[0] if self.layers is None or len(kinds) == 1 else RouterByLayer(kinds, self.layers.kinds, parent=None)
+        )
+
+    def module(self, rule: SelectionRule, dispatch: str, mesh: Mesh | None, kind: int | None = None) -> nn.Module:
+        router = self.router if kind is None else lambda stack: self.routers[stack][kind]
+        return self.network(Plan(self.config, rule, dispatch, mesh, router, layers=self.layers))
 
     def init(self, key, batch: TextBatch):
+        """Draws all parameters. Each layer has those that it has where all layers have its kind of router."""
+        kinds = max(map(len, self.routers.values()), default=1)
+        (params, state), *others = made = [self.init_kind(key, batch, kind) for kind in range(kinds)]
+        for stack in self.routers if others else ():
+            of_kinds = {f"{KIND}{i}": one["router"][stack].get("router") for i, (one, _) in enumerate(made)}
+            params["router"][stack]["router"] = {name: tree for name, tree in of_kinds.items() if tree}
+            path = self._path(stack)
+            for name in {name for _, collections in made for name in collections}:
+                variables = {
+                    f"{KIND}{i}": _at(one[name], path)["router"]
+                    for i, (_, one) in enumerate(made)
+                    if "router" in _at(one.get(name, {}), path)
+                }
+                if variables:
+                    state[name] = _put(state.get(name, {}), path, {"router": variables})
+        return params, state
+
+    def init_kind(self, key, batch: TextBatch, kind: int):
         # On one device, as initial parameters do not depend on the size of the batch.
         rule = selection_rule(self.config.selection) if self.routers else SelectionRule()
-        state = dict(nn.meta.unbox(self.module(rule, "dense", mesh=None).init(key, batch)))
+        state = dict(nn.meta.unbox(self.module(rule, "dense", None, kind).init(key, batch)))
         params, router, experts = state.pop("params"), {}, {}
         for stack in self.routers:
             moe = params[stack]["blocks"][self.last].pop("moe")
@@ -119,12 +144,14 @@ class _Functions:
         state_of_router = {name: _at(tree, self._path(site)) for name, tree in state.items()}
         state_of_router = {name: tree["router"] for name, tree in state_of_router.items() if "router" in tree}
         context = context_of(self.config, self.read[site](batch), batch, step)
+        router = self.router(site)
 
-        def of_layer(router_params, state_of_router, features):
-            apply_router = partial(self.routers[site].apply, {"params": router_params, **state_of_router})
-            return layer_scores(apply_router, features, context)
+        def of_layer(router_params, state_of_router, features, number):
+            apply_router = partial(router.apply, {"params": router_params, **state_of_router})
+            return layer_scores(apply_router, features, context if self.layers is None else context | {"layer": number})
 
-        return jax.vmap(of_layer)(params["router"][site].get("router", {}), state_of_router, features)
+        numbers = jnp.arange(len(features))
+        return jax.vmap(of_layer)(params["router"][site].get("router", {}), state_of_router, features, numbers)
 
     def responses(self, params, site: str, features: Float[Array, "S T D"]):
         config = self.config
@@ -146,7 +173,9 @@ def context_of(config: ConfigDict, ids: Int[Array, "B L"], batch: TextBatch, ste
     if not is_sparse(config):
         return {}
     language = jnp.repeat(batch.language, ids.shape[1])
-    return router_context(config.router, token_id=ids.reshape(-1), cluster=language, step=step)
+    needs = needs_of(config, layers_of(config))
+    before = jnp.pad(ids[:, :-1], ((0, 0), (1, 0))).reshape(-1)
+    return router_context(needs, token_id=ids.reshape(-1), previous_id=before, cluster=language, step=step)
 
 
 def _at(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
@@ -188,6 +217,7 @@ def parts_of(
     """Returns a language model and its dense twins as parts; they read these settings of the node `transformer`."""
     transformer, count = tuple(f"transformer.{name}" for name in settings), ("experts.count", "experts.activation")
     routed = (*LAYER, *transformer, "experts.learning_rate", "experts.activation", "router.stop_gradient")
+    routed += tuple(f"router.{name}" for name in ("layers", "fit", "fit_at", "freeze_at"))
     active = (*transformer, "selection.k", "selection.capacity_factor", "selection.capacity_rule", *count)
     parts = (
         ModelPart(build, routed=True, uses=ROUTED, reads=routed, check=check),

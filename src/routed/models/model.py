@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Column, Routing, SoftRouting, TextBatch
 from routed.layer.rule import SelectionRule
+from routed.models.router_layers import Layers
 from routed.settings.setting import Setting, accept
 from routed.tasks.task import Watch, watch_nothing
 
@@ -84,6 +85,8 @@ class Model(NamedTuple):
     #: Outputs [S, T, E, O] of every expert on every token, of (params, site, features [S, T, ...]).
     responses: Callable[[Any, str, Array], Array] | None = None
     watch: Watch = watch_nothing
+    #: The sparse layers of a stack, where they differ.
+    layers: Layers | None = None
 
 
 class ModelPart(NamedTuple):

@@ -71,7 +71,7 @@ class _Functions:
 
     def context(self, batch: Batch, step) -> dict[str, Any]:
         """Returns the inputs of the router beside the tokens."""
-        return router_context(self.config.router, cluster=batch.label, step=step)
+        return router_context(ROUTERS[self.config.router.name].needs, cluster=batch.label, step=step)
 
     def inputs(self, router_params, batch):
         """Returns the inputs of the experts, and the inputs of the router."""

@@ -26,6 +26,7 @@ from routed.layer.rule import SelectionRule
 from routed.layer.selection import group_of, groupless
 from routed.models.attention import Attention, Kernel, PositionBias, causal_bias
 from routed.models.model import Site
+from routed.models.router_layers import Layers
 from routed.models.transformer_sizes import FFNS, blocks_of, is_sparse, is_twin, twin_width
 from routed.routers.noise import noise_settings
 from routed.settings.tree import node_of
@@ -51,6 +52,8 @@ class Plan(NamedTuple):
     #: The settings `transformer_sizes.DECODER`; the defaults are those of a T5.
     positions: str = "buckets"
     norm: str = "pre"
+    #: The sparse layers of a stack, where they differ.
+    layers: Layers | None = None
 
 
 def embedded(table: Float[Array, "V D"], ids: Int[Array, "*N"]) -> Float[Array, "*N D"]:
@@ -92,18 +95,19 @@ class Stack(nn.Module):
                 name="bias",
             )(x.shape[1])
         count = blocks_of(self.plan.config)[1]
+        numbers = () if self.plan.layers is None else (jnp.arange(count),)
         blocks = nn.scan(
             # Outside of a scan a barrier keeps XLA from merging both computations; a scan needs no barrier.
             nn.remat(Block, prevent_cse=False) if config.remat else Block,
             length=count,
             unroll=count if platform() == "cpu" and count <= UNROLLED and not config.remat else 1,
-            in_axes=(nn.broadcast,) * 4,
+            in_axes=(*(nn.broadcast,) * 4, *(0,) * len(numbers)),
             variable_axes={True: 0},  # type: ignore[dict-item]
             split_rngs={"params": True, "noise": True},
             check_constancy_invariants=False,  # one trace of a block, not two: a block has no constants
             metadata_params={nn.PARTITION_NAME: "layer"},
         )
-        x, sites = blocks(self.plan, self.stack, name="blocks")(x, bias, source, context, mask)
+        x, sites = blocks(self.plan, self.stack, name="blocks")(x, bias, source, context, mask, *numbers)
         return (x if self.plan.norm == "post" else _norm("norm")(x)), sites
 
 
@@ -114,8 +118,9 @@ class Block(nn.Module):
     stack: str
 
     @nn.compact
-    def __call__(self, x, bias, source, context, mask):
+    def __call__(self, x, bias, source, context, mask, number=None):
         count = blocks_of(self.plan.config)[0]
+        context = context if number is None else context | {"layer": number}
         for i in range(count):
             x, site = Layer(self.plan, self.stack, i == count - 1, name=f"layer_{i}")(x, bias, source, context, mask)
         return x, site
@@ -197,6 +202,7 @@ def moe_layer(plan: Plan, stack: str, tokens: int) -> MoE:
         **noise_settings(config),
         balance_rate=config.selection.balance_rate,
         mesh=plan.mesh,
+        layer_rules=None if plan.layers is None else plan.layers.rules,
         name="moe",
     )
 

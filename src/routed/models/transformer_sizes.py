@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,8 +12,9 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.experts import EXPERTS
 from routed.layer.dispatch.parallel import devices_of_run
-from routed.layer.rule import selection_rule
+from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import SELECTIONS, divisors, group_of, groupless, mean_rule, work
+from routed.models.router_layers import check_layers, rules_of
 from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, When, at_least, one_of, refuse
 from routed.settings.tree import node_of
 from routed.tasks.text import spans
@@ -108,11 +110,8 @@ def shared(config: Any) -> int:
 
 def experts_of_token(config: Any) -> Any:
     """Returns the experts that compute a training token in a sparse layer, shared one included; a mean over steps."""
-    rule, tokens = (
-        mean_rule(selection_rule(config.selection), config.steps),
-        config.batch_size * config.data.input_length,
-    )
-    return SELECTIONS[rule.name].experts_per_token(rule, tokens, config.experts.count) + shared(config)
+    tokens, experts = config.batch_size * config.data.input_length, config.experts.count
+    return _mean(config, lambda rule: SELECTIONS[rule.name].experts_per_token(rule, tokens, experts)) + shared(config)
 
 
 def work_of_token(config: Any) -> Any:
@@ -120,11 +119,16 @@ def work_of_token(config: Any) -> Any:
 
     An expert that only computes the token counts a third. A shared expert does not count.
     """
-    return work(
-        mean_rule(selection_rule(config.selection), config.steps),
-        config.batch_size * config.data.input_length,
-        config.experts.count,
-    )
+    tokens, experts = config.batch_size * config.data.input_length, config.experts.count
+    return _mean(config, lambda rule: work(rule, tokens, experts))
+
+
+def _mean(config: Any, count: Callable[[SelectionRule], Any]) -> Any:
+    """Returns the mean of a count over the rules of the sparse layers, each that of an average step."""
+    rule = mean_rule(selection_rule(config.selection), config.steps)
+    if (rules := rules_of(config) if config.router.layers else None) is None:
+        return count(rule)
+    return sum(count(rule._replace(**rules.changes[kind])) for kind in rules.kinds) / len(rules.kinds)
 
 
 def attention_products(config: ConfigDict, queries: int, keys: int) -> float:
@@ -251,6 +255,8 @@ def _check(config: ConfigDict, tokens: tuple[int, ...], unit: str) -> None:
         refuse("batch_size", config.batch_size, f"makes {max(tokens):,} tokens a step; keep them below 2^31")
     if config.model not in TWINS and not config.transformer.sparse_layers:
         refuse("model", config.model, "there is no sparse layer; set transformer.sparse_layers")
+    if is_sparse(config):
+        check_layers(config)
     devices = devices_of_run(config)
     if config.batch_size % devices:
         refuse("batch_size", config.batch_size, f"{devices} devices cannot share it; use a multiple of {devices}")

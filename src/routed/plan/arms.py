@@ -56,6 +56,9 @@ BY_DISTANCE = {
     **_EVALUATED,
 }
 
+#: Scores by distance to centres of what a layer of a language model sees.
+_FITTED = {"router.score": "distance", "router.fit": "clusters"}
+
 
 #: name -> arm. Colours: Okabe and Ito's colour-blind palette with Tol's wine instead of yellow; then brown, violet and
 #: Tol's muted colours. Colours of the same figure differ clearly in normal vision and with red or green blindness.
@@ -108,6 +111,23 @@ ARMS: dict[str, Arm] = {
     "hash": Arm({"router.frozen": True, "router.name": "hash", **TOP1}, "hash of the input", "#56B4E9"),
     # A fixed table of token ids, balanced by the frequencies of ids (language models).
     "hash_token": Arm({"router.frozen": True, "router.name": "hash_id"}, "hash of the token id", "#56B4E9"),
+    # A fixed hash of the token id and the one before.
+    "hash_bigram": Arm({"router.frozen": True, "router.name": "hash_bigram"}, "hash of the token bigram", "#004488"),
+    # k-means of what each sparse layer sees, at `router.fit_at` of the steps: fixed; fixed with clusters of equal size;
+    # learned from there on; and online, by distance and by cosine (language models).
+    "kmeans": Arm(_FITTED | {"router.frozen": True}, "k-means of hidden states", "#5A2A00"),
+    "kmeans_balanced": Arm(
+        _FITTED | {"router.frozen": True, "router.fit": "balanced", "router.bias": True},
+        "k-means of hidden states, equal clusters",
+        "#A6761D",
+    ),
+    "kmeans_learned": Arm(_FITTED, "learned from k-means", "#E7298A"),
+    "kmeans_online": Arm({"router.name": "kmeans"}, "online k-means", "#66A61E"),
+    "kmeans_cosine": Arm({"router.name": "kmeans", "router.centres": "direction"}, "online k-means, cosine", "#1B9E77"),
+    # The first numbers of the hidden state are the scores (language models).
+    "self_routed": Arm({"router.name": "self"}, "self-routing", "#7570B3"),
+    # Experts drawn anew for each token in each step (language models).
+    "random": Arm({"router.frozen": True, "router.name": "random"}, "random, anew in each step", "#EE6677"),
     # The learned arm's trained router, frozen, in a network with new initial weights.
     "transplant": Arm({"router.frozen": True}, "learned elsewhere, frozen", "#009E73", transplants="learned"),
     # No router: the FLOPs of one routed token, or the parameters of the whole layer, or one expert alone, no deeper.

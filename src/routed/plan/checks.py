@@ -15,7 +15,17 @@ from routed.contracts import UserError, nearest
 from routed.experts import EXPERTS
 from routed.layer.dispatch import reason_against
 from routed.layer.selection import SELECTIONS
-from routed.plan.config import CHOICES, DATA, canonical, declared, parts_of, problem_of, problems_for, read_keys
+from routed.plan.config import (
+    CHOICES,
+    DATA,
+    canonical,
+    declared,
+    parts_of,
+    problem_of,
+    problems_for,
+    read_keys,
+    variants_of,
+)
 from routed.plan.run_settings import TUNING_OFFSET
 from routed.routers import ROUTERS
 from routed.settings.renamed import renamed
@@ -23,7 +33,6 @@ from routed.settings.setting import Setting, refuse
 from routed.settings.tree import flatten
 from routed.training import PROBLEMS, ProblemPart
 from routed.training.optimiser import NORMALISATIONS
-from routed.training.phases import configs_of
 
 #: Keys of a point that say which runs it has, and are no columns of the results.
 PLANNED = ("arms", "seeds")
@@ -46,12 +55,13 @@ def validate(config: ConfigDict) -> None:
         _check_value(key, value, settings[key])
     _check_run(config)
     data, problem = DATA[config.data.name], problem_of(config)
-    for phase in configs_of(config):
-        for key, value in flatten(phase).items():
+    for variant in (variants := variants_of(config)):
+        for key, value in flatten(variant).items():
             _check_value(key, value, settings[key])
-        read = canonical(phase)
+    for variant in variants:
+        read = canonical(variant)
         _check_parts(read, data, problem)
-        for active in parts_of(phase):
+        for active in parts_of(variant):
             active.part.check(read)
 
 

@@ -29,9 +29,8 @@ from ml_collections import ConfigDict
 from routed.layer.auxiliary import AUXILIARY
 from routed.metrics.router import METRICS
 from routed.plan.arms import ARMS
-from routed.plan.config import PACKAGED, parts_of
+from routed.plan.config import PACKAGED, parts_of, variants_of
 from routed.plan.experiment_files import LOADED
-from routed.training.phases import configs_of
 from routed.training.probes import PROBES
 
 #: The version of this package.
@@ -58,7 +57,7 @@ Code = dict[str, dict[str, str]]
 def code_of(config: ConfigDict) -> Code:
     """Digests of the code of those parts of a run, in any phase, that users' files bring."""
     code, losses = Code(), {f"loss {name}": name for name in AUXILIARY}
-    for phase in configs_of(config):
+    for phase in variants_of(config):
         active = {part.label: part.part for part in parts_of(phase)}
         parts = {label: part for label, part in active.items() if label not in losses}
         weighted = {label: AUXILIARY[name] for label, name in losses.items() if label in active and phase.losses[name]}

@@ -15,6 +15,7 @@ from routed.layer.dispatch import AUTO, DISPATCHES
 from routed.layer.selection import SELECTIONS
 from routed.layer.selection_settings import SHARED as SELECTION
 from routed.layer.selection_settings import SHARED_EVAL
+from routed.models.router_layers import variants
 from routed.models.transformer_sizes import DECODER, TRANSFORMER
 from routed.plan.run_settings import ANALYSIS, ENGINE, PLAN
 from routed.routers.noise import NOISES
@@ -222,14 +223,21 @@ def _whole_key(node: str, name: str, settings: Mapping[str, Setting]) -> str:
     return f"{outer or node}.{name}"
 
 
+def variants_of(config: ConfigDict) -> list[ConfigDict]:
+    """Returns the config of each phase, and of each kind of sparse layer in it."""
+    if "router.layers" not in problem_of(config).models[config.model].reads or not config.router.layers:
+        return configs_of(config)
+    return [variant for phase in configs_of(config) for variant in variants(phase)]
+
+
 def read_keys(config: ConfigDict) -> tuple[dict[str, list[str]], set[str]]:
-    """Returns key -> labels of the parts that read the key in any phase, and the keys whose `when` holds in some phase.
+    """Returns key -> labels of the parts that read the key in any variant, and the keys whose `when` holds in one.
 
     Raises:
       UserError: a part reads a setting that no part declares.
     """
     settings, readers_of, active = declared(), dict[str, list[str]](), set[str]()
-    for phase in configs_of(config):
+    for phase in variants_of(config):
         for part in parts_of(phase):
             for key in keys_of(part, settings):
                 if key not in settings:

@@ -14,14 +14,13 @@ from routed.contracts import UserError, nearest
 from routed.plan.arms import ARMS, REFERENCE, changes_of, source_of
 from routed.plan.checks import PLANNED, refuse_unread, validate
 from routed.plan.code import VERSION, Code, code_of, code_of_metrics, definition_of
-from routed.plan.config import canonical, declared, read_keys
+from routed.plan.config import canonical, declared, read_keys, variants_of
 from routed.plan.run import Point, Run
 from routed.plan.run_settings import TUNING_OFFSET
 from routed.plan.tuning import candidates
 from routed.settings.renamed import old_name, with_old_names
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten, override, value_of
-from routed.training.phases import configs_of
 
 #: The most runs of a plan; as many take a minute to plan.
 RUNS = 500_000
@@ -181,7 +180,7 @@ def _ineffective(wholes: Mapping[str, ConfigDict]) -> dict[str, str]:
             reasons.setdefault(arm, f"sets {key}, without effect: {reason}")
     earlier: list[tuple[str, list[dict[str, Any]]]] = []
     for arm in sorted(wholes.keys() - reasons.keys(), key=lambda arm: (arm != REFERENCE, [*wholes].index(arm))):
-        phases = [flatten(phase) for phase in configs_of(wholes[arm])]
+        phases = [flatten(phase) for phase in variants_of(wholes[arm])]
         if same := [name for name, config in earlier if config == phases and _taken(name) == _taken(arm)]:
             keys = ", ".join({**ARMS[same[0]].changes, **ARMS[arm].changes})
             reasons[arm] = f"is {same[0]} here, as both have the same {keys}: it would be compared with itself"

@@ -1,20 +1,24 @@
 """Routers: small Flax modules that return scores [T, E] before any softmax, and the table of them."""
 
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
 import flax.linen as nn
 
+from routed.routers.centres import OnlineKMeansRouter, SelfRouter
 from routed.routers.features import Convolutions, Flat, Hidden, Windows
 from routed.routers.fixed import (
+    HashBigramRouter,
     HashIdRouter,
     HashRouter,
     OracleRouter,
     RandomRouter,
     balanced_table,
+    check_choices,
     check_table,
 )
-from routed.routers.product import DIRECTION, MEASURES, PRODUCT, CosineRouter, HyperRouter, ProductRouter
+from routed.routers.product import DIRECTION, DISTANCE, MEASURES, PRODUCT, CosineRouter, HyperRouter, ProductRouter
 from routed.routers.router import (
     CLUSTERS,
     EXAMPLES,
@@ -23,7 +27,7 @@ from routed.routers.router import (
     kernel_from_examples,
     scale_kernel,
 )
-from routed.settings.setting import LAYERS, Setting, When, at_least, one_of, within
+from routed.settings.setting import FRACTION, LAYERS, Setting, When, at_least, one_of, within
 
 _DIM = Setting(16, "dimensions of the down-projection", at_least(1))
 
@@ -79,6 +83,23 @@ ROUTERS: dict[str, Router] = {
         from_counts=balanced_table,
         check=check_table,
     ),
+    "hash_bigram": Router(
+        lambda node, experts: HashBigramRouter(experts, node.experts_per_id),
+        tokens=(),
+        needs=("token_id", "previous_id"),
+        learns=False,
+        reads=("experts_per_id",),
+        check=check_choices,
+    ),
+    "kmeans": Router(
+        lambda node, experts: OnlineKMeansRouter(experts, node.decay, node.centres),
+        learns=False,
+        settings={
+            "decay": Setting(0.99, "of the counts and sums of earlier steps; 1: all tokens count alike", within(0, 1)),
+            "centres": Setting(DISTANCE, "near by distance, or by cosine (direction)", one_of((DISTANCE, DIRECTION))),
+        },
+    ),
+    "self": Router(lambda node, experts: SelfRouter(experts), tokens=("hidden",)),
     "oracle": Router(
         lambda node, experts: OracleRouter(experts, node.experts_per_id, node.label_digit),
         tokens=(),
@@ -103,6 +124,9 @@ ROUTERS: dict[str, Router] = {
 def _has(ability: str):
     return lambda config: getattr(ROUTERS[config.router.name], ability) is not None
 
+
+#: Settings of the node `router` that are of no single router, and that layers of one model may have for themselves.
+FITS = ("fit",)
 
 #: Settings of the node `router` that several routers, or the programs around them, read.
 SHARED: dict[str, Setting] = {
@@ -162,16 +186,39 @@ SHARED: dict[str, Setting] = {
         at_least(0),
         traced=True,
     ),
+    "layers": Setting(
+        (),
+        'sparse layers of a language model whose router is another, as "first=N|last=N|layers=I+J KEY=VALUE": router.*,'
+        " or selection.name, k, renormalise, balance_rate",
+        omit_default_from_identity=True,
+    ),
+    "fit": Setting(
+        "none",
+        "columns that are centres of k-means of what each sparse layer sees of 16,384 training tokens: clusters;"
+        " balanced, of equal size (needs router.bias=true)",
+        one_of(("none", "clusters", "balanced")),
+        omit_default_from_identity=True,
+    ),
+    "fit_at": Setting(
+        0.0,
+        "of the steps, at whose evaluation router.fit sets the columns; a router that is frozen then stays",
+        FRACTION,
+        when=When(lambda config: config.router.fit != "none", "router.fit is not none"),
+        omit_default_from_identity=True,
+    ),
+    "freeze_at": Setting(
+        1.0,
+        "of the steps, behind which the router is frozen; 0: as router.frozen",
+        within(0, 1),
+        traced=True,
+        omit_default_from_identity=True,
+    ),
     "vocabulary": Setting(32128, "token ids", at_least(1)),
     "learning_rate": Setting(0.1, "of the router's parameters", at_least(0), traced=True),
     "stop_gradient": Setting(False, "what the router learns does not reach the layers below it"),
 }
 
 
-def router_context(node: Any, **context: Any) -> dict[str, Any]:
-    """Returns the context that a router reads: the step, and what it needs; `node` is the config node `router`.
-
-    Labels reach only routers that ask for them by name (`Router.needs`).
-    """
-    needs = ROUTERS[node.name].needs
+def router_context(needs: Collection[str], **context: Any) -> dict[str, Any]:
+    """Returns the context that a router reads: the step, and what it `needs` (`Router.needs`) of the labels."""
     return {name: value for name, value in context.items() if name == "step" or name in needs}

@@ -14,6 +14,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 #: Iterations of Lloyd at most, and the squared way of all centres, over the mean variance of a dimension, at which they
 #: stand still: the rule of scikit-learn's KMeans, at its tolerance.
 ITERATIONS, STILL = 300, 1e-4
+#: Rounds of `balanced`.
+ROUNDS = 5
 
 
 def closeness(centres: Float[Array, "E D"], x: Float[Array, "T D"]) -> Float[Array, "T E"]:
@@ -69,6 +71,37 @@ def kmeans(
 
     first = seeds(key, x, weight, count)
     return jax.lax.while_loop(moving, step, (0, first, jnp.float32(jnp.inf)))[1] + mean[None]
+
+
+def balanced(
+    centres: Float[Array, "E D"], x: Float[Array, "T D"], weight: Float[Array, " T"]
+) -> tuple[Float[Array, "E D"], Float[Array, " E"]]:
+    """Returns centres of clusters of equal size, and the offsets of `closeness` that make them so (a power diagram).
+
+    Offsets rise where a cluster is too small and fall where it is too large (ascent of the dual of the transport of the
+    samples to the centres), in ROUNDS rounds, between which centres become the means of their clusters.
+    """
+    mean = (x * weight[:, None]).sum(0) / weight.sum()
+    x, count = x - mean[None], len(centres)
+    spread = closeness(centres - mean[None], x).std()
+
+    def chosen(centres, offsets) -> Float[Array, "T E"]:
+        return jax.nn.one_hot((closeness(centres, x) + offsets[None]).argmax(1), count) * weight[:, None]
+
+    def step(i, state):
+        centres, offsets = state
+        missing = 1 - count * chosen(centres, offsets).sum(0) / weight.sum()
+        return centres, offsets + spread * missing / (2 + i)
+
+    def round_(i, state):
+        centres, offsets = jax.lax.fori_loop(0, ITERATIONS, step, state)
+        members = chosen(centres, offsets)
+        size = members.sum(0)[:, None]
+        means = jnp.where(size > 0, members.T @ x / jnp.maximum(size, 1), centres)
+        return jnp.where(i < ROUNDS - 1, means, centres), offsets
+
+    centres, offsets = jax.lax.fori_loop(0, ROUNDS, round_, (centres - mean[None], jnp.zeros(count)))
+    return centres + mean[None], offsets
 
 
 def seeds(key: PRNGKeyArray, x: Float[Array, "T D"], weight: Float[Array, " T"], count: int) -> Float[Array, "E D"]:

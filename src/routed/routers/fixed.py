@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
+from routed.contracts.ties import highest
 from routed.settings.setting import refuse
 from routed.settings.tree import value_of
 
@@ -80,6 +81,34 @@ class HashIdRouter(nn.Module):
         return CERTAIN * jax.nn.one_hot(chosen, self.num_experts).sum(1)
 
 
+class HashBigramRouter(nn.Module):
+    """Sends a pair (token id before, token id) to `choices` experts by a hash of the pair; the row's first follows 0.
+
+    Every expert has a hash with the pair, and the highest ones are chosen: any experts may be a pair's, and pairs share
+    the experts out evenly. Of a seed and a layer all hashes have their own `salt`.
+    """
+
+    num_experts: int
+    choices: int = 1
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "T ..."], *, token_id: Int[Array, " T"], previous_id: Int[Array, " T"], **context
+    ) -> Float[Array, "T E"]:
+        salt = self.param("salt", lambda key: jax.random.randint(key, (), 0, 2**24).astype(jnp.float32))
+        pair = mixed(mixed(token_id.astype(jnp.uint32) + salt.astype(jnp.uint32)) + previous_id.astype(jnp.uint32))
+        hashes = mixed(pair[:, None] + mixed(jnp.arange(1, self.num_experts + 1, dtype=jnp.uint32))[None])
+        chosen = highest((hashes >> 8).astype(jnp.float32), self.choices)  # 24 bits, which a float32 holds
+        return CERTAIN * jax.nn.one_hot(chosen, self.num_experts).sum(1)
+
+
+def mixed(a: Array) -> Array:
+    """Returns 32 bits that each depend on all of those of `a`: the finaliser of MurmurHash3 (Appleby 2011)."""
+    a = (a ^ (a >> 16)) * jnp.uint32(0x85EBCA6B)
+    a = (a ^ (a >> 13)) * jnp.uint32(0xC2B2AE35)
+    return a ^ (a >> 16)
+
+
 #: How far above its load an expert may seem to a token id, in occurrences of that id: enough that any experts meet.
 REACH = 4.0
 
@@ -119,8 +148,17 @@ class RandomRouter(nn.Module):
         return jax.vmap(lambda key: jax.random.normal(key, (self.num_experts,)))(keys)
 
 
+def check_choices(config: ConfigDict) -> None:
+    """Refuses a fixed choice of other experts per token than those of the selection."""
+    _check(config, ("router.experts_per_id", "selection.k"))
+
+
 def check_table(config: ConfigDict) -> None:
     """Refuses a table of token ids that is not that of the text and of the selection."""
-    for key, source in (("router.vocabulary", "data.vocabulary"), ("router.experts_per_id", "selection.k")):
+    _check(config, ("router.vocabulary", "data.vocabulary"), ("router.experts_per_id", "selection.k"))
+
+
+def _check(config: ConfigDict, *pairs: tuple[str, str]) -> None:
+    for key, source in pairs:
         if (now := value_of(config, key)) != (needed := value_of(config, source)):
-            refuse(key, now, f"must be {source}={needed}, as the router is a table of token ids")
+            refuse(key, now, f"must be {source}={needed}, as the router has fixed experts for each token id")

@@ -43,7 +43,7 @@ class Router(NamedTuple):
     from_examples: Callable[[nn.Module, Any, Array], Any] | None = None
     #: Parameters from k-means, a cluster an expert, of (module, params, samples [T, ...], weight [T], key)
     #: (`router.init_rows=clusters`). Samples of weight 0 take no part. The key is consumed. The number of starts is the
-    #: last argument, where `router.init_starts` is above 1.
+    #: next argument, where `router.init_starts` is above 1; `balanced` asks for clusters of equal size (`router.fit`).
     from_clusters: Callable[..., Any] | None = None
     #: The router's only parameter from how often each token id occurs, the number of experts, and experts per token.
     from_counts: Callable[[np.ndarray, int, int], np.ndarray] | None = None
@@ -70,10 +70,18 @@ def kernel_from_clusters(
     weight: Float[Array, " T"],
     key: PRNGKeyArray,
     starts: int = 1,
+    balanced: bool = False,
 ) -> Any:
-    """Sets column e of `kernel` to the centre of cluster e of the samples' features under the fresh router."""
-    centres = clusters.kmeans(key, _features(module, params, samples), weight, params["kernel"].shape[1], starts)
-    return params | {"kernel": centres.T}
+    """Sets column e of `kernel` to the centre of cluster e of the samples' features under the fresh router.
+
+    With `balanced` clusters have equal size, by `bias` [E].
+    """
+    features = _features(module, params, samples)
+    centres = clusters.kmeans(key, features, weight, params["kernel"].shape[1], starts)
+    if not balanced:
+        return params | {"kernel": centres.T}
+    centres, offsets = clusters.balanced(centres, features, weight)
+    return params | {"kernel": centres.T, "bias": offsets}
 
 
 def _features(module: nn.Module, params: Any, x: Float[Array, "T ..."]) -> Any:

@@ -179,7 +179,7 @@ def scores_of(config: ConfigDict, experts: int) -> tuple[Callable[[Any, Any], An
     module = ROUTERS[config.router.name].make(node_of(canonical(config)).router, experts)
 
     def context(x: Any) -> dict[str, Any]:
-        return router_context(config.router, cluster=jnp.zeros(len(x), jnp.int32), step=0)
+        return router_context(ROUTERS[config.router.name].needs, cluster=jnp.zeros(len(x), jnp.int32), step=0)
 
     def init(key: Any, x: Any) -> Any:
         return module.init({"params": key, "noise": key}, x, **context(x))

@@ -6,7 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
+
+from routed.models.router_layers import KIND, Layers
 
 
 def router_of(params: dict[str, Any], state: dict[str, Any]) -> tuple[Any, list[Array]]:
@@ -17,13 +20,48 @@ def router_of(params: dict[str, Any], state: dict[str, Any]) -> tuple[Any, list[
     return params["router"], [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if _is_router(path)]
 
 
-def keep_router(frozen: Bool[Array, ""], old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state `new` with the router's own variables of `old` where it is frozen."""
+def still_layers(layers: Layers | None, frozen: Bool[Array, ""]) -> Bool[Array, "*S"]:
+    """Returns True for each sparse layer whose router is frozen; one value where layers do not differ."""
+    if layers is None:
+        return frozen
+    return jnp.where(np.array([own is not None for own in layers.frozen]), np.array(layers.frozen, bool), frozen)
 
-    def keep(path, before, after):
-        return jnp.where(frozen, before, after) if _is_router(path) else after
 
-    return jax.tree_util.tree_map_with_path(keep, old, new)
+def keep(still: Bool[Array, "*S"], layers: Layers | None, old: Any, new: Any, trained: bool = True) -> Any:
+    """Returns the leaves of a router, those of `old` in layers that are `still`.
+
+    Those of a kind of router that is not the layer's stay too, and where they are `trained` by gradients also those of
+    routers that do not learn: weight decay would move them.
+    """
+
+    return jax.tree_util.tree_map_with_path(
+        lambda path, before, after: _kept(still, layers, path, before, after, trained), old, new
+    )
+
+
+def _kept(still, layers: Layers | None, path: tuple[Any, ...], before: Array, after: Array, trained: bool) -> Array:
+    if layers is None:
+        return jnp.where(still, before, after)
+    rests = jnp.broadcast_to(still | _idle(layers, path, trained), len(layers.kinds))
+    return jnp.where(rests.reshape(-1, *[1] * (before.ndim - 1)), before, after)
+
+
+def _idle(layers: Layers, path: tuple[Any, ...], trained: bool) -> np.ndarray:
+    kinds = np.array(layers.kinds)
+    named = [str(key.key) for key in path if str(getattr(key, "key", "")).startswith(KIND)]
+    other = kinds != int(named[0].removeprefix(KIND)) if named else np.zeros(len(kinds), bool)
+    return other | ~np.array(layers.learns)[kinds] if trained else other
+
+
+def keep_router(
+    still: Bool[Array, "*S"], layers: Layers | None, old: dict[str, Any], new: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the state `new` with the router's own variables of `old` where it is still."""
+
+    def kept(path, before: Array, after: Array) -> Array:
+        return _kept(still, layers, path, before, after, trained=False) if _is_router(path) else after
+
+    return jax.tree_util.tree_map_with_path(kept, old, new)
 
 
 def with_router(state: dict[str, Any], variables: list[Array]) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Column, TextBatch
 from routed.models import decoder, t5
+from routed.models.router_layers import KIND, layers_of
 from routed.models.transformer_sizes import flops_of_decoder_row, flops_per_row, is_sparse, work_of_token
 from routed.routers import ROUTERS
 from routed.settings.setting import Setting, at_least, one_of
 from routed.settings.tree import override
 from routed.tasks.text import CONTINUED, DOCUMENTS, SHARED, SOURCES, SPANS, STREAM, Corpus, bigram_loss, ngram_loss
-from routed.training import probes, text_problem
+from routed.training import fitting, probes, text_problem
 from routed.training.optimiser import refuse_factored_experts
 from routed.training.phases import mean_so_far_of
 from routed.training.problem import Cost, ProblemPart
@@ -62,12 +63,24 @@ def shared_arrays(kind: TextKind, config: ConfigDict) -> dict[str, Any]:
     shared: dict[str, Any] = held_out(kind.form, config) | {
         "references": _references(kind, text_problem.key_of(config))
     }
-    router = ROUTERS[config.router.name] if kind.models[config.model].routed else None
-    if router is not None and router.from_counts is not None:
+    if not kind.models[config.model].routed:
+        return shared
+    layers = layers_of(config)
+    of_kinds = (config,) if layers is None else layers.configs
+    makers = {f"{KIND}{i}": ROUTERS[c.router.name].from_counts for i, c in enumerate(of_kinds)}
+    if is_sparse(config) and fitting.fit_step(config) is not None:
+        batches = text_problem.feed(kind.form, config, text_problem.COUNTING)
+        shared["fitted_on"] = batches(0, -(-fitting.TOKENS // (config.batch_size * config.data.input_length)))
+    if any(makers.values()):
         batches = text_problem.feed(kind.form, config, text_problem.COUNTING)
         ids = np.concatenate([np.asarray(batches(step, 1).inputs).reshape(-1) for step in range(COUNTED)])
         counts = np.bincount(ids, minlength=config.data.vocabulary)
-        shared["table"] = router.from_counts(counts, config.experts.count, config.selection.k)
+        tables = {
+            name: make(counts, config.experts.count, c.router.experts_per_id)
+            for (name, make), c in zip(makers.items(), of_kinds, strict=True)
+            if make is not None
+        }
+        shared["table"] = tables if len(of_kinds) > 1 else tables[f"{KIND}0"]
     return shared
 
 
@@ -77,6 +90,14 @@ def _references(kind: TextKind, key: str) -> dict[str, np.float32]:
     config = ConfigDict(json.loads(key) | {"batch_size": 64})
     losses = kind.references(corpus(kind.form, config), config, held_out(kind.form, config)["validation"])
     return {name: np.float32(loss) for name, loss in losses.items()}
+
+
+def check(kind: TextKind, config: ConfigDict) -> None:
+    """Refuses optimisers that mix experts up, and fits of a router that are not possible."""
+    if kind.models[config.model].counts_experts:
+        refuse_factored_experts(config)
+    if kind.models[config.model].routed:
+        fitting.check_fit(config)
 
 
 def language_part(kind: TextKind) -> ProblemPart:
@@ -106,7 +127,7 @@ def language_part(kind: TextKind) -> ProblemPart:
         },
         uses=("model",),
         reads=tuple(f"data.{name}" for name in kind.reads),
-        check=lambda config: refuse_factored_experts(config) if kind.models[config.model].counts_experts else None,
+        check=partial(check, kind),
     )
 
 

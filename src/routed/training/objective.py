@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from routed.layer.auxiliary import AUXILIARY, POOLED, auxiliary, coefficients_of, steered
 from routed.layer.model_losses import balance_pooled
@@ -15,6 +16,8 @@ from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import SELECTIONS, group_of
 from routed.metrics.load import load_of
 from routed.models.model import ModelPart, Site
+from routed.models.router_layers import Layers
+from routed.training.freezing import still_layers
 from routed.training.problem import Problem
 
 #: The Flax collection in which a router may leave a further loss for each layer.
@@ -27,27 +30,30 @@ def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step,
     The sum of the task's loss and auxiliary losses, some with a coefficient of `moving`. Where the router stays
     `still` (None: where it is frozen) its losses are 0: they would train the features that it reads.
     """
-    still = is_frozen(problem.part, config) if still is None else still
+    layers = problem.model.layers
+    still = still_layers(layers, is_frozen(problem.part, config, step)) if still is None else still
+    still = quiet(layers, jnp.asarray(still))
     rule, dispatch = rule_and_dispatch(problem.part, config)
     outputs = problem.model.apply(params, state, batch, rule, dispatch, key, step)
     total, reported = problem.task_loss(config, outputs, batch)
     if outputs.sites and problem.router_learns and any(coefficients_of(config.losses).values()):
         total += _auxiliary(problem, config, outputs.sites, params, step, moving, still)
-    total += jnp.where(still, 0.0, selection_loss(rule, outputs.sites))
+    total += selection_loss(rule, outputs.sites, still)
     for loss in jax.tree.leaves(outputs.state.get(OBJECTIVE, {})):
-        total += jnp.where(still, 0.0, loss.sum())
+        total += jnp.where(still, 0.0, loss if still.ndim else loss.sum()).sum()
     moved = _moved(config, outputs.sites, moving, still)
     return total, (reported, problem.wrong(config, outputs, batch), outputs.state, moved)
 
 
-def selection_loss(rule: SelectionRule, sites: dict[str, Site]) -> Float[Array, ""]:
-    """Returns the loss that a selection adds, summed over all layers; 0 for a selection without one."""
+def selection_loss(rule: SelectionRule, sites: dict[str, Site], still: Any = False) -> Float[Array, ""]:
+    """Returns the loss that a selection adds, summed over all layers that are not `still`; 0 without such a loss."""
     if (loss := SELECTIONS[rule.name].loss) is None:
         return jnp.float32(0)
-    total = jnp.float32(0)
+    total, still = jnp.float32(0), jnp.asarray(still)
     for site in sites.values():
         routing: Any = site.routing
-        total += loss(rule, routing) if routing.scores.ndim == 2 else jax.vmap(partial(loss, rule))(routing).sum()
+        values = loss(rule, routing) if routing.scores.ndim == 2 else jax.vmap(partial(loss, rule))(routing)
+        total += jnp.where(still, 0.0, values).sum() if still.ndim else jnp.where(still, 0.0, values.sum())
     return total
 
 
@@ -57,7 +63,7 @@ def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array], still)
     for name in steered(config.losses) if moving else ():
         adapted = AUXILIARY[name].adapted
         assert adapted is not None  # as it is steered
-        moved[name] = jnp.where(still, moving[name], adapted(config.losses, moving[name], scores))
+        moved[name] = jnp.where(still.all(), moving[name], adapted(config.losses, moving[name], scores))
     return moved
 
 
@@ -73,7 +79,7 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
     if config.losses.balance_scope == POOLED:
         coefficients.pop("balance", None)  # below
 
-    def of_layer(routing, features, responses) -> Array:
+    def of_layer(routing, features, responses, still=still) -> Array:
         tokens = len(routing.scores)
         size = group_of(selection_rule(config.selection).group_size, tokens)
         groups = tokens // size if config.losses.balance_scope == "group" else 1
@@ -96,7 +102,8 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
             continue
 
         def of_stack_layer(routing, features, layer, name=name, all_features=features):
-            return of_layer(routing, features, lambda: _all_responses(problem, params, name, all_features)[layer])
+            respond = lambda: _all_responses(problem, params, name, all_features)[layer]  # noqa: E731
+            return of_layer(routing, features, respond, still[layer] if still.ndim else still)
 
         values.append(jax.vmap(of_stack_layer)(routing, features, jnp.arange(len(routing.scores))))
     return jnp.concatenate(values).mean() + _pooled(config, sites, still)
@@ -116,7 +123,7 @@ def _pooled(config: Any, sites: dict[str, Site], still) -> Array:
     )  # [L, E], as stacks have other numbers of tokens
     loads = jnp.concatenate([jax.vmap(lambda routing: load_of(routing)[0])(stack) for stack in stacks])
     value = balance_pooled(probs[:, None], loads)
-    return jnp.where(still, 0.0, config.losses.balance * value)
+    return jnp.where(still.any(), 0.0, config.losses.balance * value)
 
 
 def _responses(problem: Problem, params, site: str, features) -> Array:
@@ -130,6 +137,13 @@ def _all_responses(problem: Problem, params, site: str, features) -> Array:
     return problem.model.responses(params, site, features)
 
 
-def is_frozen(part: ModelPart, config: Any):
-    """Returns the setting router.frozen; True for a model without a router."""
-    return config.router.frozen if part.freezable else jnp.array(True)
+def quiet(layers: Layers | None, still: Bool[Array, "*S"]) -> Bool[Array, "*S"]:
+    """Returns True also for layers whose router does not learn."""
+    return still if layers is None else still | ~np.array(layers.learns)[np.array(layers.kinds)]
+
+
+def is_frozen(part: ModelPart, config: Any, step: Any = 0):
+    """Returns True where the router is frozen at a step (`router.frozen`, `freeze_at`), or the model has none."""
+    if "router.freeze_at" not in part.reads:
+        return config.router.frozen if part.freezable else jnp.array(True)
+    return config.router.frozen | (step >= jnp.round(config.router.freeze_at * config.steps))

@@ -38,6 +38,8 @@ class Problem:
     @property
     def router_learns(self) -> bool:
         """True if the router has parameters that gradients train, or the model brings a router of its own."""
+        if self.model.layers is not None:
+            return any(self.model.layers.learns)
         return not self.part.routed or ROUTERS[self.config.router.name].learns
 
     @property
@@ -65,6 +67,15 @@ class Problem:
         self, inputs: Inputs, params: dict[str, Any], state: dict[str, Any], step: Int[Array, ""], memory: Any
     ) -> dict[str, Array]:
         """Returns all metrics of one evaluation; `memory` is the result of `remember` at the one before."""
+        raise NotImplementedError
+
+    @property
+    def fit_step(self) -> int | None:
+        """Returns the step at whose evaluation the router is fitted; None: it is not."""
+        return None
+
+    def fit(self, inputs: Inputs, params: dict[str, Any], state: dict[str, Any], step: Int[Array, ""]) -> Any:
+        """Returns the parameters with the fitted router."""
         raise NotImplementedError
 
     def remember(self, params: dict[str, Any], state: dict[str, Any]) -> Any:

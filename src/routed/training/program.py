@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from routed.layer.auxiliary import steered
 from routed.settings.setting import COUNT, Allowed, Component, Setting, When, at_least
 from routed.settings.tree import node_of
-from routed.training.freezing import has_moved, keep_router, router_of
+from routed.training.freezing import has_moved, keep, keep_router, router_of, still_layers, with_router
 from routed.training.objective import is_frozen, training_loss
 from routed.training.optimiser import optimiser, update
 from routed.training.phases import Phase, active_phase, configs_of, phases_of, require_groups, steps_per_epoch
@@ -176,7 +176,8 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
     """Takes one step: batch, gradient, update. A run that stops does not take the step at which it stops."""
     batch = program.problem.batch(inputs, feed, now["taken"])
     key = jax.random.fold_in(inputs.keys["noise"], now["taken"])
-    frozen = is_frozen(program.problem.part, config)
+    layers = program.problem.model.layers
+    frozen = still_layers(layers, is_frozen(program.problem.part, config, now["taken"]))
     still = frozen if phase.groups is None or "router" in phase.groups else jnp.array(True)
     loss = partial(training_loss, program.problem, config, batch, key, now["taken"], still=still)
     grads, (value, wrong, state, coefficients) = jax.grad(loss, has_aux=True)(
@@ -184,9 +185,9 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
     )
     transform = _optimiser(program.problem, inputs.config, now["params"])
     with jax.named_scope("optimiser"):
-        params, opt = update(transform, now["params"], grads, now["opt"], frozen, phase.groups)
+        params, opt = update(transform, now["params"], grads, now["opt"], frozen, phase.groups, layers)
     # Where nothing trains, statistics and a balancing bias stay too.
-    state = now["state"] if phase.groups == () else keep_router(still, now["state"], state)
+    state = now["state"] if phase.groups == () else keep_router(still, layers, now["state"], state)
     new = now | {"params": params, "state": state, "opt": opt, "coefficients": coefficients}
     new |= {"total": now["total"] + value, "loss": value, "taken": now["taken"] + 1}
     stop = program.config.stop
@@ -233,6 +234,8 @@ def record(
     metrics.
     """
     inputs = Inputs(streams(seed, program.config), node_of(program.config, traced), world, shared)
+    if (at := program.problem.fit_step) is not None:
+        run = jax.lax.cond(run["step"] == at, partial(_fit, program.problem, inputs), lambda run: run, run)
     every = program.config.eval_every
     missed = jnp.minimum(run["step"] - run["taken"], every)
     total = run["total"] + missed * run["loss"]
@@ -246,6 +249,12 @@ def record(
     return run | {"history": history, "total": jnp.float32(0), "memory": memory}
 
 
+def _fit(problem: Problem, inputs: Inputs, run: dict[str, Any]) -> dict[str, Any]:
+    """Returns the run with a fitted router, from which on a frozen one stays."""
+    params = problem.fit(inputs, run["params"], run["state"], run["taken"])
+    return run | {"params": params, "router0": router_of(params, run["state"])}
+
+
 def evaluate(
     config: ConfigDict, problem: Problem, seed, traced: dict[str, Array], world: Any, shared: Any, run: dict[str, Any]
 ) -> dict[str, Array]:
@@ -257,6 +266,11 @@ def evaluate(
         "train/rate_scale": inputs.config.optimizer.rate_scale,
         "router/params_changed": has_moved(router_of(params, state), run["router0"]),
     }
+    if (layers := problem.model.layers) is not None:
+        still, (router0, state0) = still_layers(layers, inputs.config.router.frozen), run["router0"]
+        kept = keep_router(still, layers, with_router(state, state0), state)
+        kept = router_of({"router": keep(still, layers, router0, params["router"])}, kept)
+        metrics |= {"router/frozen_changed": has_moved(kept, router_of(params, state))}
     metrics |= {f"train/coefficient_{name}": value for name, value in run["coefficients"].items()}
     if stops_early(config):
         metrics |= {

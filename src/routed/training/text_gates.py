@@ -13,10 +13,11 @@ from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, SHARE, Column, TextBatch
 from routed.layer.dispatch.parallel import parallel_select
-from routed.layer.selection import SELECTIONS, groupless, select
+from routed.layer.selection import SELECTIONS, groupless, select, select_in_layer
 from routed.metrics import agreement, entropies, load, router
 from routed.metrics.agreement import mean_cosine
 from routed.models.model import Site
+from routed.models.router_layers import texts_by_layer
 from routed.tasks.text import tokenizers
 from routed.training.probes import Block, Evaluation, Probe
 from routed.training.text_problem import TextKind, TextProblem, corpus, held_out
@@ -81,15 +82,19 @@ def _choose(
     biases = jax.tree.leaves(state.get("balance", {}).get(stack, {}))
     bias = biases[0] if biases else jnp.zeros((len(scores), problem.config.experts.count))
     rule = problem.evaluation_rule()[0]._replace(capacity_factor=0.0, group_size=0)
-    pick = partial(select, rule)
+    pick: Any = select
     if problem.mesh is not None and groupless(rule):  # every device for its own tokens
-        per_device = rule._replace(group_size=features.shape[1] // problem.mesh.size)
-        pick = partial(parallel_select, per_device, problem.mesh, mask=None)
+        rule = rule._replace(group_size=features.shape[1] // problem.mesh.size)
+        pick = lambda rule, scores, **given: parallel_select(rule, problem.mesh, scores, mask=None, **given)  # noqa: E731
 
-    def choose(scores, bias):
-        return router.chosen(pick(scores, preference=scores, bias=bias))
+    layers = problem.model.layers
 
-    return jax.vmap(choose)(scores, bias)
+    def choose(scores, bias, number):
+        by = lambda rule: pick(rule, scores, preference=scores, bias=bias)  # noqa: E731
+        rules = None if layers is None else layers.rules
+        return router.chosen(by(rule) if rules is None else select_in_layer(rules, rule, number, by))
+
+    return jax.vmap(choose)(scores, bias, jnp.arange(len(scores)))
 
 
 def _evaluate(evaluation: Evaluation) -> dict[str, Array]:
@@ -152,6 +157,9 @@ def traced(kind: TextKind, config: ConfigDict) -> dict[str, dict[str, Any]]:
     names, vocabulary = np.asarray(text.languages), tokenizers.words(text.tokenizer)
     for stack, (row, token, language) in tokens_of(kind, config).items():
         layers = [f"{stack}_{layer_of(config, sparse)}" for sparse in range(config.transformer.sparse_layers)]
+        if config.router.layers:
+            texts = texts_by_layer(config)
+            layers = [" ".join([name, *map("=".join, of.items())]) for name, of in zip(layers, texts, strict=True)]
         of_tokens = {"sequence": row, "token_ids": token, "labels": {"language": names[language]}}
         arrays[f"{stack}/choices"] = of_tokens | {"vocabulary": vocabulary, "layers": layers}
     return arrays

@@ -30,6 +30,7 @@ from routed.tasks.text.corpus import Corpus
 from routed.tasks.text.sources import SOURCES
 from routed.tasks.text.spans import END, PAD
 from routed.tasks.text.stream import DOCUMENTS, Form
+from routed.training import fitting
 from routed.training.probes import Block, Evaluation, look, measure
 from routed.training.problem import Inputs, Problem
 
@@ -131,10 +132,12 @@ class TextProblem(Problem):
         """Returns fresh parameters; a router by token id gets its table of experts."""
         rows = jax.tree.map(lambda a: a[:1], inputs.shared["validation"])
         params, state = self.model.init(inputs.keys["init"], rows)
-        if (table := inputs.shared.get("table")) is None:
+        if (tables := inputs.shared.get("table")) is None:
             return params, state
+        fill = lambda path, a: jnp.broadcast_to(tables[path[0].key] if isinstance(tables, dict) else tables, a.shape)  # noqa: E731
         filled = {
-            stack: groups | {"router": jax.tree.map(lambda a: jnp.broadcast_to(table, a.shape), groups["router"])}
+            stack: groups
+            | {"router": groups["router"] | jax.tree_util.tree_map_with_path(fill, _tabular(groups["router"], tables))}
             for stack, groups in params["router"].items()
         }
         return params | {"router": filled}, state
@@ -173,6 +176,13 @@ class TextProblem(Problem):
 
         return measure(evaluation, jax.lax.map(forward, in_blocks(self.config, rows, "validation")))
 
+    @property
+    def fit_step(self) -> int | None:
+        return fitting.fit_step(self.config) if self.model.scores is not None else None
+
+    def fit(self, inputs: Inputs, params, state, step) -> Any:
+        return fitting.fitted(self, inputs, params, state, step)
+
     def evaluation_rule(self) -> tuple[SelectionRule, str]:
         """Returns the rule and the dispatch of evaluation; defaults for a dense twin, which reads neither."""
         if not self.part.routed:
@@ -186,6 +196,11 @@ class TextProblem(Problem):
     def real(self, batch: TextBatch) -> Bool[Array, " T"] | None:
         """Returns True for tokens that are text, False for pads; None: all are text."""
         return (batch.inputs != PAD).reshape(-1) if self.kind.form.padded else None
+
+
+def _tabular(router: dict[str, Any], tables: Any) -> dict[str, Any]:
+    """Returns the kinds of a router that have a table of their own; the whole router where there is one kind."""
+    return {name: router[name] for name in tables} if isinstance(tables, dict) else router
 
 
 def build(kind: TextKind, config: ConfigDict, pool: int, mesh: Mesh | None = None) -> TextProblem:

@@ -44,7 +44,7 @@ class Tables(NamedTuple):
     about: Callable[[ConfigDict], str]
     check: Callable[[ConfigDict], None]
     tokens: str = "hidden"
-    provides: frozenset[str] = frozenset({"token_id"})
+    provides: frozenset[str] = frozenset({"token_id", "previous_id"})
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ class TextSource(NamedTuple):
     open: Callable[[Any], Source]
     about: Callable[[Any], str]
     tokens: str = "hidden"
-    provides: frozenset[str] = frozenset({"token_id", "cluster"})
+    provides: frozenset[str] = frozenset({"token_id", "previous_id", "cluster"})
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()

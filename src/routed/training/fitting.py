@@ -1,0 +1,100 @@
+"""Routers that are fitted once in a run to what their sparse layers see: `router.fit`, `router.fit_at`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from routed.models.router_layers import KIND, layers_of
+from routed.routers import ROUTERS
+from routed.routers.product import DISTANCE
+from routed.settings.setting import refuse
+from routed.settings.tree import node_of
+from routed.training.problem import Inputs
+
+#: Tokens that a router is fitted to, at least; and what is folded into the key of a run's initial weights for it.
+TOKENS, STREAM = 16_384, 2**30
+NONE, BALANCED = "none", "balanced"
+
+
+def kinds_of(config: ConfigDict) -> list[tuple[ConfigDict, np.ndarray]]:
+    """Returns the config of each kind of router, and the sparse layers that have it."""
+    layers = layers_of(config)
+    if layers is None:
+        return [(config, np.arange(config.transformer.sparse_layers))]
+    return [(one, np.flatnonzero(np.array(layers.kinds) == kind)) for kind, one in enumerate(layers.configs)]
+
+
+def fit_step(config: ConfigDict) -> int | None:
+    """Returns the step at which routers are fitted; None if none is."""
+    if all(one.router.fit == NONE for one, _ in kinds_of(config)):
+        return None
+    return round(config.router.fit_at * config.steps)
+
+
+def check_fit(config: ConfigDict) -> None:
+    """Refuses a fit that the router cannot have, and one between two evaluations."""
+    router, fit = config.router, config.router.fit
+    if fit == NONE:
+        return
+    if ROUTERS[router.name].from_clusters is None:
+        able = ", ".join(name for name, part in ROUTERS.items() if part.from_clusters and "hidden" in part.tokens)
+        refuse("router.fit", fit, f"router.name={router.name} has no columns to fill; use one of {able}")
+    if fit == BALANCED and not ("bias" in router and router.bias and router.score == DISTANCE):
+        refuse("router.fit", fit, "clusters of equal size need router.score=distance and router.bias=true")
+    if (step := round(router.fit_at * config.steps)) % config.eval_every:
+        reason = f"there is no evaluation at step {step}, where routers are fitted; use eval_every="
+        refuse("router.fit_at", router.fit_at, f"{reason}{math.gcd(config.eval_every, step)}")
+
+
+def fitted(problem: Any, inputs: Inputs, params: dict[str, Any], state: dict[str, Any], step: Any) -> dict[str, Any]:
+    """Returns the parameters with the columns of fitted routers, layer after layer, so that each sees what is below it.
+
+    Features are those of the shared rows `fitted_on`, as in an evaluation.
+    """
+    kinds, moment = kinds_of(problem.config), _Moment(problem, inputs, state, step)
+    for stack in problem.kind.read:
+        for kind, (config, numbers) in enumerate(kinds):
+            if config.router.fit != NONE:
+                path = (stack, "router", *([f"{KIND}{kind}"] if len(kinds) > 1 else []))
+                fit = partial(_fit_layer, moment, config, path, jnp.asarray(numbers))
+                params = jax.lax.fori_loop(0, len(numbers), fit, params)
+    return params
+
+
+class _Moment(NamedTuple):
+    problem: Any
+    inputs: Inputs
+    state: Any
+    step: Any
+
+
+def _fit_layer(moment: _Moment, config: ConfigDict, path: tuple[str, ...], numbers, i, params) -> dict[str, Any]:
+    """Returns the parameters with the router of layer `numbers[i]` fitted; `path` is that of its kind of router."""
+    problem, inputs, state, step = moment
+    part, (rule, dispatch), layer = ROUTERS[config.router.name], problem.evaluation_rule(), numbers[i]
+    module = part.make(node_of(config).router, config.experts.count)
+
+    def features(block):
+        return problem.model.apply(params, state, block, rule, dispatch, step=step).sites[path[0]].features[layer]
+
+    seen = jax.lax.map(features, inputs.shared["fitted_on"])
+    seen = seen.reshape(-1, seen.shape[-1])
+    stacked = functools.reduce(lambda tree, name: tree[name], path, params["router"])
+    key = jax.random.fold_in(inputs.keys["init"], STREAM + list(problem.kind.read).index(path[0]))
+    given = module, jax.tree.map(lambda a: a[layer], stacked), seen, jnp.ones(len(seen)), jax.random.fold_in(key, layer)
+    assert part.from_clusters is not None  # as check_fit has asked
+    new = part.from_clusters(*given, balanced=config.router.fit == BALANCED)
+    whole = jax.tree.map(lambda a, b: a.at[layer].set(b), stacked, new)
+    return params | {"router": _with(params["router"], path, whole)}
+
+
+def _with(tree: Any, path: tuple[str, ...], new: Any) -> Any:
+    return new if not path else tree | {path[0]: _with(tree[path[0]], path[1:], new)}

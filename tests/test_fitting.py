@@ -1,0 +1,122 @@
+"""Routers on hidden states of language models: fitted once, online, frozen behind a share of the steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routed.contracts import UserError
+from routed.engine import checkpoint, execution, results
+from routed.engine.devices import make_mesh
+from routed.plan.checks import validate
+from routed.plan.config import base, canonical, problem_of
+from routed.plan.runs import plan_runs
+from routed.settings.tree import node_of, override
+from routed.training import fitting, program
+from tests import language_case
+from tests.test_decoder import TINY, rows
+from tests.test_language import same, stopped_after
+
+FITTED = {"router.fit": "clusters", "router.score": "distance", "router.frozen": True}
+FIRST = "first=1 router.fit=clusters router.score=distance"
+
+
+def moment(**changes):
+    """A decoder of two sparse layers, its fresh parameters, the fitted ones, and the features of both layers there."""
+    config = canonical(override(base(), TINY | changes))
+    problem = problem_of(config).build(config, 0, None)
+    fit_rows = jax.tree.map(lambda *a: jnp.stack(a), *(rows(8, length) for length in (8, 8)))
+    keys = program.streams(0, config)
+    inputs = program.Inputs(keys, node_of(config), (), {"validation": rows(), "fitted_on": fit_rows})
+
+    @jax.jit
+    def fit():
+        params, state = problem.init(inputs)
+        new = problem.fit(inputs, params, state, 0)
+        rule, dispatch = problem.evaluation_rule()
+        batch = jax.tree.map(lambda a: a[0], fit_rows)
+        seen = problem.model.apply(new, state, batch, rule, dispatch).sites["decoder"]
+        return params, new, seen.features
+
+    return fit()
+
+
+@pytest.mark.parametrize("size", ["clusters", "balanced"])
+def test_a_fitted_router_has_the_means_of_what_its_layer_sees(size, tmp_path):
+    """Both layers at once: the features are those that the second layer sees behind the fitted first one."""
+    bias = {"router.bias": True} if size == "balanced" else {}
+    old, new, features = moment(**FITTED | bias | {"router.fit": size, "data.cache": str(tmp_path)})
+    for layer in range(2):
+        router = jax.tree.map(lambda a, layer=layer: np.asarray(a[layer]), new["router"]["decoder"]["router"])
+        centres, x = router["kernel"].T, np.asarray(features[layer])
+        scores = x @ centres.T - (centres**2).sum(1) / 2 + router.get("bias", 0)
+        chosen = scores.argmax(1)
+        if size == "balanced":
+            assert np.bincount(chosen, minlength=4).max() <= 18  # of 64
+        else:
+            members = np.stack([x[chosen == e].mean(0) for e in range(4)])
+            np.testing.assert_allclose(centres, members, rtol=1e-3, atol=1e-3)
+    jax.tree.map(np.testing.assert_array_equal, old["trunk"], new["trunk"])
+
+
+def test_a_single_layer_may_be_fitted(tmp_path):
+    old, new, _ = moment(**{"router.layers": (FIRST,), "data.cache": str(tmp_path)})
+    old, new = (params["router"]["decoder"]["router"] for params in (old, new))
+    np.testing.assert_array_equal(old["routers_1"]["kernel"], new["routers_1"]["kernel"])
+    moved = (old["routers_0"]["kernel"] != new["routers_0"]["kernel"]).any((1, 2))
+    np.testing.assert_array_equal(moved, [True, False])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"router.name": "hash_id"}, "router.name=hash_id has no columns to fill; use one of linear"),
+        ({"router.fit": "balanced"}, "clusters of equal size need router.score=distance and router.bias=true"),
+        ({"router.fit_at": 0.3}, "there is no evaluation at step 3, where routers are fitted; use eval_every=1"),
+    ],
+)
+def test_a_fit_that_is_not_possible_is_refused_with_the_way_that_works(changes, told):
+    own = {"router.experts_per_id": 2, "steps": 10, "eval_every": 5, "arms": ("learned",)}
+    with pytest.raises(UserError, match=told):
+        validate(override(base(), TINY | own | FITTED | changes))
+
+
+@pytest.fixture
+def tiny(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(fitting, "TOKENS", 512)
+    cache = {"data.cache": str(tmp_path_factory.getbasetemp() / "text"), "checkpoint.every": 1}
+    return override(base(), language_case.TINY | cache)
+
+
+def run(config, workdir, sweep=({},)):
+    runs = plan_runs(config, sweep)
+    table = results.open_workdir(workdir, "tiny", config, sweep)
+    return execution.execute(runs, table, workdir, make_mesh(config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ["kmeans", "kmeans_online", "hash_bigram", "self_routed"])
+def test_a_run_that_was_killed_and_one_on_a_mesh_have_the_numbers_of_a_whole_one(tiny, tmp_path, monkeypatch, arm):
+    config = override(tiny, {"arms": (arm,), **({"router.fit_at": 0.5} if arm == "kmeans" else {})})
+    whole = run(config, tmp_path / "whole")
+    with monkeypatch.context() as patch, pytest.raises(EOFError):
+        stopped_after(patch, 2)
+        run(config, tmp_path / "killed")
+    assert checkpoint.latest(tmp_path / "killed" / "checkpoints")[1]["step"] == 2
+    same(run(config, tmp_path / "killed"), whole)
+    same(run(override(config, {"mesh.data": 2, "mesh.expert": 2}), tmp_path / "mesh"), whole, rtol=2e-4)
+    churn = whole["router/churn_router"].to_numpy()[1:]
+    assert (churn > 0).tolist() == {"kmeans": [True, False], "kmeans_online": [True, True]}.get(arm, [False, False])
+
+
+@pytest.mark.slow
+def test_a_freeze_curve_is_a_sweep_in_one_line(tiny, tmp_path):
+    """0 is the frozen arm, 1 the learned one, and between them the phases that say the same."""
+    sweep = tuple({"router.freeze_at": share} for share in (0.0, 0.5, 1.0))
+    curve = run(override(tiny, {"arms": ("learned", "frozen")}), tmp_path / "curve", sweep)
+    phases = run(override(tiny, {"phases": ("until=50%", "train=experts+trunk")}), tmp_path / "phases")
+    learned = curve[curve.arm == "learned"].set_index("router.freeze_at")
+    for share, other in ((0.0, curve[(curve.arm == "frozen") & (curve["router.freeze_at"] == 1)]), (0.5, phases)):
+        same(learned.loc[share].reset_index(drop=True), other.reset_index(drop=True))
+    losses = learned.loc[learned.step == 4, "eval/loss"]
+    assert losses.nunique() == 3 and learned.loc[0.0, "router/params_changed"].max() == 0
