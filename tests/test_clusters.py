@@ -203,7 +203,7 @@ def test_balanced_clusters_have_equal_size_and_are_read_from_centres_and_offsets
     plain = kmeans(jax.random.key(0), x, weight, 3, 4)
     assert np.bincount(nearest(plain, x)).max() > 550
     centres, offsets = balanced(plain, x, weight)
-    chosen = np.asarray(closeness(centres, x) + offsets).argmax(1)
+    chosen = np.asarray(closeness(centres, x) + offsets[None]).argmax(1)
     np.testing.assert_allclose(np.bincount(chosen) / 1000, 1 / 3, atol=0.01)
     members = np.stack([np.asarray(x)[chosen == e].mean(0) for e in range(3)])
     np.testing.assert_allclose(centres, members, atol=0.3)

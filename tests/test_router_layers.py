@@ -66,11 +66,8 @@ def trained(config):
     """The state of a run after two steps, and its history."""
     read = canonical(config)
     one = program.make_program(read, problem_of(read).build(read, 0, None))
-    shared = {"validation": rows(), "test": rows(), "references": {}, "table": jnp.zeros((30, 2))}
-    if len(config.router.layers) and "hash_id" in config.router.layers[0]:
-        shared["table"] = {"routers_0": jnp.zeros((30, 2))}
-    else:
-        shared.pop("table")
+    shared = {"validation": rows(), "test": rows(), "references": {}, "table": {}}
+    shared["table"] |= {"routers_0": jnp.zeros((30, 2))} if HASH in config.router.layers else {}
 
     @jax.jit
     def run(feed):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from routed.settings.renamed import with_new_names
 from routed.settings.setting import refuse
 from routed.settings.tree import flatten
 from routed.system import files, hosts
+from routed.training import fitting
 from routed.training.freezing import router_of, with_router
 
 #: The folder of a workdir with the models of finished runs.
@@ -34,8 +36,15 @@ PIECES = "pieces"
 INITIAL_MODELS_FILE = "initial.json"
 
 #: Prefixes of settings that must be equal in a pretrained model and in the run that starts from it.
-MUST_MATCH = ("data.tokens", "data.pieces", "data.vocabulary", "router.name", "router.layers")
-MUST_MATCH += ("experts.", "transformer.")
+MUST_MATCH = (
+    "data.tokens",
+    "data.pieces",
+    "data.vocabulary",
+    "router.name",
+    "router.layers",
+    "experts.",
+    "transformer.",
+)
 #: Prefixes of settings that decide the routing, which may differ on purpose; a difference is reported.
 ROUTING_KEYS = ("selection.", "router.score")
 #: Prefixes of settings, among those above, that affect training only and not the meaning of the parameters.
@@ -128,7 +137,11 @@ def start_from(remember: Callable[[Any, Any], Any], states: Any, runs: list[Run]
     `remember(params, state)` extracts the memory that the first evaluation compares with.
     """
     for i, run in enumerate(runs):
-        if run.transplant is not None:
+        if run.transplant is not None and "teacher" in states:
+            states |= {"teacher": _set_run(i, states["teacher"], _scores_of(workdir / MODELS / run.transplant, run))}
+        elif "teacher" in states:
+            refuse("router.fit", fitting.DISTILLED, f"no run teaches the arm {run.arm}; use arms=distilled")
+        elif run.transplant is not None:
             states |= _with_router_of(workdir / MODELS / run.transplant, states, i)
         elif _has_initial_model(run):
             states |= _with_model_of(_model_path(run), states, i)
@@ -154,6 +167,14 @@ def _with_router_of(path: pathlib.Path, states: Any, i: int) -> dict[str, Any]:
         "params": states["params"] | {"router": _set_run(i, states["params"]["router"], params)},
         "state": with_router(states["state"], _set_run(i, old_state, router_state)),
     }
+
+
+def _scores_of(path: pathlib.Path, run: Run) -> Any:
+    """The scores of a saved model's routers on the tokens to which the router of `run` is fitted."""
+    problem, rows = problem_of(run.config), problem_of(run.config).shared_arrays(run.config)["fitted_on"]
+    model = checkpoint.load_model(path)
+    built = problem.build(run.config, 0, None)
+    return jax.jit(partial(fitting.scores_on, built))(model, model.pop("state", {}), rows)
 
 
 def _with_model_of(path: pathlib.Path, states: Any, i: int) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def dropped(routing: Routing | SoftRouting, mask: Bool[Array, " T"] | None = Non
     return (real & ~routing.kept).sum() / jnp.maximum(real.sum(), 1)
 
 
-def rebalanced(bias: Float[Array, " E"], load: Float[Array, " E"], rate: float) -> Float[Array, " E"]:
+def rebalanced(bias: Float[Array, " E"], load: Float[Array, " E"], rate: float | Scalar) -> Float[Array, " E"]:
     """Returns the balancing bias after one step: `rate` up below a fair load, down above (Wang et al. 2024)."""
     missing = 1 / len(load) - load
     return bias + rate * jnp.sign(jnp.where(jnp.abs(missing) < 1e-6, 0.0, missing))  # rounding is no direction

@@ -76,9 +76,7 @@ class _Functions:
 
     def router(self, stack: str) -> nn.Module:
         kinds = self.routers[stack]
-        return (
-            kinds[0] if self.layers is None or len(kinds) == 1 else RouterByLayer(kinds, self.layers.kinds, parent=None)
-        )
+        return kinds[0] if len(kinds) == 1 else RouterByLayer(kinds, self.layers.kinds, parent=None)  # type: ignore[union-attr]
 
     def module(self, rule: SelectionRule, dispatch: str, mesh: Mesh | None, kind: int | None = None) -> nn.Module:
         router = self.router if kind is None else lambda stack: self.routers[stack][kind]
@@ -88,17 +86,12 @@ class _Functions:
         """Draws all parameters. Each layer has those that it has where all layers have its kind of router."""
         kinds = max(map(len, self.routers.values()), default=1)
         (params, state), *others = made = [self.init_kind(key, batch, kind) for kind in range(kinds)]
+        of_kinds = lambda trees: {f"{KIND}{i}": tree["router"] for i, tree in enumerate(trees) if tree.get("router")}  # noqa: E731
         for stack in self.routers if others else ():
-            of_kinds = {f"{KIND}{i}": one["router"][stack].get("router") for i, (one, _) in enumerate(made)}
-            params["router"][stack]["router"] = {name: tree for name, tree in of_kinds.items() if tree}
             path = self._path(stack)
+            params["router"][stack]["router"] = of_kinds([one["router"][stack] for one, _ in made])
             for name in {name for _, collections in made for name in collections}:
-                variables = {
-                    f"{KIND}{i}": _at(one[name], path)["router"]
-                    for i, (_, one) in enumerate(made)
-                    if "router" in _at(one.get(name, {}), path)
-                }
-                if variables:
+                if variables := of_kinds([_at(one.get(name, {}), path) for _, one in made]):
                     state[name] = _put(state.get(name, {}), path, {"router": variables})
         return params, state
 
@@ -217,7 +210,7 @@ def parts_of(
     """Returns a language model and its dense twins as parts; they read these settings of the node `transformer`."""
     transformer, count = tuple(f"transformer.{name}" for name in settings), ("experts.count", "experts.activation")
     routed = (*LAYER, *transformer, "experts.learning_rate", "experts.activation", "router.stop_gradient")
-    routed += tuple(f"router.{name}" for name in ("layers", "fit", "fit_at", "freeze_at"))
+    routed += tuple(f"router.{name}" for name in ("layers", "fit", "fit_at", "fit_entropy", "freeze_at"))
     active = (*transformer, "selection.k", "selection.capacity_factor", "selection.capacity_rule", *count)
     parts = (
         ModelPart(build, routed=True, uses=ROUTED, reads=routed, check=check),

@@ -25,12 +25,7 @@ from routed.settings.tree import node_of, override, parse
 #: The key of the setting, and the prefix of the name of a kind of router in the parameters.
 KEY, KIND = "router.layers", "routers_"
 #: What a text may set of the node `selection`, and the type of each.
-SELECTED: dict[str, Any] = {
-    "name": str,
-    "k": int,
-    "renormalise": lambda text: text.lower() == "true",
-    "balance_rate": float,
-}
+SELECTED: dict[str, Any] = {"name": str, "k": int, "renormalise": lambda v: v.lower() == "true", "balance_rate": float}
 FORM = (
     "expected first=N, last=N or layers=I+J, then KEY=VALUE of router.name, router.frozen, a setting of that router,"
     f" or {', '.join(f'selection.{name}' for name in SELECTED)}"
@@ -69,11 +64,7 @@ class RouterByLayer(nn.Module):
 
 
 def texts_by_layer(config: Any) -> list[dict[str, str]]:
-    """Returns KEY -> VALUE of each sparse layer, as text.
-
-    Raises:
-      UserError: a text of another form, or layers that the model does not have.
-    """
+    """Returns KEY -> VALUE of each sparse layer, as text; refuses other forms, and layers that no stack has."""
     count = config.transformer.sparse_layers
     layers: list[dict[str, str]] = [{} for _ in range(count)]
     for text in config.router.layers:
@@ -103,11 +94,7 @@ def _numbers(text: str, key: str, value: str, count: int) -> Sequence[int]:
 
 
 def changes_by_layer(config: ConfigDict) -> list[dict[str, Any]]:
-    """Returns the settings of each sparse layer that are not those of the config.
-
-    Raises:
-      UserError: a setting that no layer can have for itself.
-    """
+    """Returns the settings that each sparse layer has for itself; refuses those that no layer can have."""
     layers = []
     for texts in texts_by_layer(config):
         changes = {key: parse(config, key, text) for key, text in texts.items()}
@@ -140,12 +127,11 @@ def layers_of(config: ConfigDict) -> Layers | None:
 
 def rules_of(config: Any) -> LayerRules | None:
     """Returns the selections of the sparse layers; None if they are alike."""
-    texts = [
-        {k.partition(".")[2]: v for k, v in t.items() if k.startswith("selection.")} for t in texts_by_layer(config)
-    ]
-    if not any(texts):
+    texts = texts_by_layer(config)
+    own = lambda text: {k: of(text[f"selection.{k}"]) for k, of in SELECTED.items() if f"selection.{k}" in text}  # noqa: E731
+    given = list(map(own, texts))
+    if not any(given):
         return None
-    given = [{name: SELECTED[name](text) for name, text in of.items()} for of in texts]
     rates = tuple(of.pop("balance_rate", config.selection.balance_rate) for of in given)
     changes, kinds = _numbered(given)
     return LayerRules(changes, kinds, rates)

@@ -124,12 +124,29 @@ ARMS: dict[str, Arm] = {
     "kmeans_learned": Arm(_FITTED, "learned from k-means", "#E7298A"),
     "kmeans_online": Arm({"router.name": "kmeans"}, "online k-means", "#66A61E"),
     "kmeans_cosine": Arm({"router.name": "kmeans", "router.centres": "direction"}, "online k-means, cosine", "#1B9E77"),
+    # Frozen, with columns times the factor at which each layer's mean entropy per token is that of the learned arm's
+    # layers (language models).
+    "frozen_as_sharp": Arm(
+        {"router.frozen": True, "router.fit": "sharpness"},
+        "frozen, as sharp as learned",
+        "#E69F00",
+        match=Match("router.fit_entropy", "learned", "router/entropy_token"),
+        fair=True,
+    ),
     # The first numbers of the hidden state are the scores (language models).
     "self_routed": Arm({"router.name": "self"}, "self-routing", "#7570B3"),
     # Experts drawn anew for each token in each step (language models).
     "random": Arm({"router.frozen": True, "router.name": "random"}, "random, anew in each step", "#EE6677"),
     # The learned arm's trained router, frozen, in a network with new initial weights.
     "transplant": Arm({"router.frozen": True}, "learned elsewhere, frozen", "#009E73", transplants="learned"),
+    # A router that has learned the choices of the learned arm's router, from what its own layer sees of these tokens
+    # in a network with new initial weights; frozen (Grouter, 2603.06626; language models).
+    "distilled": Arm(
+        {"router.frozen": True, "router.fit": "distilled"},
+        "distilled from learned, frozen",
+        "#0F8554",
+        transplants="learned",
+    ),
     # No router: the FLOPs of one routed token, or the parameters of the whole layer, or one expert alone, no deeper.
     "dense_active": Arm({"model": "dense_active"}, "dense, active parameters", "#999999"),
     "dense_total": Arm({"model": "dense_total"}, "dense, all parameters", "#666666"),

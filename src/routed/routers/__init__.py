@@ -194,9 +194,10 @@ SHARED: dict[str, Setting] = {
     ),
     "fit": Setting(
         "none",
-        "columns that are centres of k-means of what each sparse layer sees of 16,384 training tokens: clusters;"
-        " balanced, of equal size (needs router.bias=true)",
-        one_of(("none", "clusters", "balanced")),
+        "what sets the router of a sparse layer, by what that sees of 16,384 training tokens: clusters: columns are"
+        " centres of k-means; balanced: of equal size, with router.bias=true; sharpness: columns times a factor, by"
+        " fit_entropy; distilled: the choices of the learned arm (arm distilled)",
+        one_of(("none", "clusters", "balanced", "sharpness", "distilled")),
         omit_default_from_identity=True,
     ),
     "fit_at": Setting(
@@ -204,6 +205,14 @@ SHARED: dict[str, Setting] = {
         "of the steps, at whose evaluation router.fit sets the columns; a router that is frozen then stays",
         FRACTION,
         when=When(lambda config: config.router.fit != "none", "router.fit is not none"),
+        omit_default_from_identity=True,
+    ),
+    "fit_entropy": Setting(
+        0.0,
+        "nats: mean entropy of a token's probabilities in each sparse layer that router.fit=sharpness makes",
+        at_least(0),
+        traced=True,
+        when=When(lambda config: config.router.fit == "sharpness", "router.fit is sharpness"),
         omit_default_from_identity=True,
     ),
     "freeze_at": Setting(

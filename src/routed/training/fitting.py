@@ -10,18 +10,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.models.router_layers import KIND, layers_of
 from routed.routers import ROUTERS
-from routed.routers.product import DISTANCE
+from routed.routers.product import DISTANCE, PRODUCT
+from routed.routers.scores import sharpness_for
 from routed.settings.setting import refuse
 from routed.settings.tree import node_of
 from routed.training.problem import Inputs
 
 #: Tokens that a router is fitted to, at least; and what is folded into the key of a run's initial weights for it.
 TOKENS, STREAM = 16_384, 2**30
-NONE, BALANCED = "none", "balanced"
+NONE, BALANCED, SHARPNESS, DISTILLED = "none", "balanced", "sharpness", "distilled"
+#: Steps of Adam on all tokens, and their rate, in which a router learns the choices of another.
+LESSONS, RATE = 500, 0.02
 
 
 def kinds_of(config: ConfigDict) -> list[tuple[ConfigDict, np.ndarray]]:
@@ -39,27 +44,35 @@ def fit_step(config: ConfigDict) -> int | None:
     return round(config.router.fit_at * config.steps)
 
 
+def is_taught(config: ConfigDict) -> bool:
+    """Returns True if some router is fitted to the choices of another model."""
+    return any(one.router.fit == DISTILLED for one, _ in kinds_of(config))
+
+
 def check_fit(config: ConfigDict) -> None:
     """Refuses a fit that the router cannot have, and one between two evaluations."""
     router, fit = config.router, config.router.fit
     if fit == NONE:
         return
-    if ROUTERS[router.name].from_clusters is None:
-        able = ", ".join(name for name, part in ROUTERS.items() if part.from_clusters and "hidden" in part.tokens)
+    by = {SHARPNESS: "scale", DISTILLED: "learns"}.get(fit, "from_clusters")
+    if not getattr(ROUTERS[router.name], by):
+        able = ", ".join(name for name, part in ROUTERS.items() if getattr(part, by) and "hidden" in part.tokens)
         refuse("router.fit", fit, f"router.name={router.name} has no columns to fill; use one of {able}")
     if fit == BALANCED and not ("bias" in router and router.bias and router.score == DISTANCE):
         refuse("router.fit", fit, "clusters of equal size need router.score=distance and router.bias=true")
+    if fit == SHARPNESS and ("score" not in router or router.score != PRODUCT):
+        refuse("router.fit", fit, "a factor on the columns is one on the scores with router.score=product alone")
     if (step := round(router.fit_at * config.steps)) % config.eval_every:
         reason = f"there is no evaluation at step {step}, where routers are fitted; use eval_every="
         refuse("router.fit_at", router.fit_at, f"{reason}{math.gcd(config.eval_every, step)}")
 
 
-def fitted(problem: Any, inputs: Inputs, params: dict[str, Any], state: dict[str, Any], step: Any) -> dict[str, Any]:
+def fitted(problem: Any, inputs: Inputs, params: dict[str, Any], state: dict[str, Any], step: Any, teacher: Any) -> Any:
     """Returns the parameters with the columns of fitted routers, layer after layer, so that each sees what is below it.
 
-    Features are those of the shared rows `fitted_on`, as in an evaluation.
+    Features are those of the shared rows `fitted_on`, as in an evaluation; `teacher` are another model's scores there.
     """
-    kinds, moment = kinds_of(problem.config), _Moment(problem, inputs, state, step)
+    kinds, moment = kinds_of(problem.config), _Moment(problem, inputs, state, step, teacher)
     for stack in problem.kind.read:
         for kind, (config, numbers) in enumerate(kinds):
             if config.router.fit != NONE:
@@ -69,16 +82,43 @@ def fitted(problem: Any, inputs: Inputs, params: dict[str, Any], state: dict[str
     return params
 
 
+def scores_on(problem: Any, params: dict[str, Any], state: dict[str, Any], rows: Any) -> dict[str, Array]:
+    """Returns the scores [S, N, E] of the sparse layers of each stack on the tokens of blocks of rows."""
+    rule, dispatch = problem.evaluation_rule()
+
+    def scores(block):
+        sites = problem.model.apply(params, state, block, rule, dispatch).sites
+        return {stack: site.routing.scores for stack, site in sites.items()}
+
+    blocks = jax.lax.map(scores, rows)
+    return {stack: jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1, a.shape[3]) for stack, a in blocks.items()}
+
+
+def _distilled(module: Any, params: Any, x: Float[Array, "N D"], scores: Float[Array, "N E"]) -> Any:
+    """Returns parameters under which a router's probabilities are nearest to those of `scores` (cross-entropy)."""
+    probs, adam = jax.nn.softmax(scores), optax.adam(RATE)
+
+    def loss(params):
+        return -(probs * jax.nn.log_softmax(module.apply({"params": params}, x))).sum(1).mean()
+
+    def lesson(_, now):
+        updates, moments = adam.update(jax.grad(loss)(now[0]), now[1])
+        return optax.apply_updates(now[0], updates), moments
+
+    return jax.lax.fori_loop(0, LESSONS, lesson, (params, adam.init(params)))[0]
+
+
 class _Moment(NamedTuple):
     problem: Any
     inputs: Inputs
     state: Any
     step: Any
+    teacher: Any
 
 
 def _fit_layer(moment: _Moment, config: ConfigDict, path: tuple[str, ...], numbers, i, params) -> dict[str, Any]:
     """Returns the parameters with the router of layer `numbers[i]` fitted; `path` is that of its kind of router."""
-    problem, inputs, state, step = moment
+    problem, inputs, state, step, teacher = moment
     part, (rule, dispatch), layer = ROUTERS[config.router.name], problem.evaluation_rule(), numbers[i]
     module = part.make(node_of(config).router, config.experts.count)
 
@@ -89,9 +129,17 @@ def _fit_layer(moment: _Moment, config: ConfigDict, path: tuple[str, ...], numbe
     seen = seen.reshape(-1, seen.shape[-1])
     stacked = functools.reduce(lambda tree, name: tree[name], path, params["router"])
     key = jax.random.fold_in(inputs.keys["init"], STREAM + list(problem.kind.read).index(path[0]))
-    given = module, jax.tree.map(lambda a: a[layer], stacked), seen, jnp.ones(len(seen)), jax.random.fold_in(key, layer)
-    assert part.from_clusters is not None  # as check_fit has asked
-    new = part.from_clusters(*given, balanced=config.router.fit == BALANCED)
+    own = jax.tree.map(lambda a: a[layer], stacked)
+    if config.router.fit == SHARPNESS:
+        assert part.scale is not None  # as check_fit has asked
+        scores: Any = module.apply({"params": own}, seen)
+        new = part.scale(own, sharpness_for(scores, inputs.config.router.fit_entropy))
+    elif config.router.fit == DISTILLED:
+        new = _distilled(module, own, seen, teacher[path[0]][layer])
+    else:
+        assert part.from_clusters is not None
+        given = module, own, seen, jnp.ones(len(seen)), jax.random.fold_in(key, layer)
+        new = part.from_clusters(*given, balanced=config.router.fit == BALANCED)
     whole = jax.tree.map(lambda a, b: a.at[layer].set(b), stacked, new)
     return params | {"router": _with(params["router"], path, whole)}
 

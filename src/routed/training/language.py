@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Column, TextBatch
 from routed.models import decoder, t5
-from routed.models.router_layers import KIND, layers_of
+from routed.models.router_layers import KIND
 from routed.models.transformer_sizes import flops_of_decoder_row, flops_per_row, is_sparse, work_of_token
 from routed.routers import ROUTERS
 from routed.settings.setting import Setting, at_least, one_of
@@ -59,28 +59,26 @@ def parameters(kind: TextKind, config: ConfigDict) -> int:
 
 
 def shared_arrays(kind: TextKind, config: ConfigDict) -> dict[str, Any]:
-    """Returns the held-out rows, their `references`, and the `table` of a router by token id."""
+    """Returns the held-out rows, their `references`, and the `table` of each kind of router by token id."""
     shared: dict[str, Any] = held_out(kind.form, config) | {
         "references": _references(kind, text_problem.key_of(config))
     }
     if not kind.models[config.model].routed:
         return shared
-    layers = layers_of(config)
-    of_kinds = (config,) if layers is None else layers.configs
-    makers = {f"{KIND}{i}": ROUTERS[c.router.name].from_counts for i, c in enumerate(of_kinds)}
-    if is_sparse(config) and fitting.fit_step(config) is not None:
+    kinds = [one for one, _ in fitting.kinds_of(config)]
+    makers = [ROUTERS[one.router.name].from_counts for one in kinds]
+    if fitting.fit_step(config) is not None:
         batches = text_problem.feed(kind.form, config, text_problem.COUNTING)
         shared["fitted_on"] = batches(0, -(-fitting.TOKENS // (config.batch_size * config.data.input_length)))
-    if any(makers.values()):
+    if any(makers):
         batches = text_problem.feed(kind.form, config, text_problem.COUNTING)
         ids = np.concatenate([np.asarray(batches(step, 1).inputs).reshape(-1) for step in range(COUNTED)])
         counts = np.bincount(ids, minlength=config.data.vocabulary)
-        tables = {
-            name: make(counts, config.experts.count, c.router.experts_per_id)
-            for (name, make), c in zip(makers.items(), of_kinds, strict=True)
+        shared["table"] = {
+            f"{KIND}{i}": make(counts, one.experts.count, one.router.experts_per_id)
+            for i, (make, one) in enumerate(zip(makers, kinds, strict=True))
             if make is not None
         }
-        shared["table"] = tables if len(of_kinds) > 1 else tables[f"{KIND}0"]
     return shared
 
 

@@ -74,9 +74,13 @@ class Problem:
         """Returns the step at whose evaluation the router is fitted; None: it is not."""
         return None
 
-    def fit(self, inputs: Inputs, params: dict[str, Any], state: dict[str, Any], step: Int[Array, ""]) -> Any:
-        """Returns the parameters with the fitted router."""
+    def fit(self, inputs: Inputs, params: dict[str, Any], state: dict[str, Any], step: Any, teacher: Any) -> Any:
+        """Returns the parameters with the fitted router; `teacher` as the engine has filled it."""
         raise NotImplementedError
+
+    def teacher(self, inputs: Inputs, params: dict[str, Any], state: dict[str, Any]) -> dict[str, Array]:
+        """Returns arrays for what a router is taught, which the engine fills; empty: nobody teaches it."""
+        return {}
 
     def remember(self, params: dict[str, Any], state: dict[str, Any]) -> Any:
         """Returns what the next evaluation needs of this one."""

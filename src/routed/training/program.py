@@ -130,6 +130,8 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
         "lowest": jnp.float32(jnp.inf),
         "stopped": jnp.array(False),
     }
+    if teacher := program.problem.teacher(inputs, params, state):
+        run["teacher"] = teacher
     metrics = jax.eval_shape(program.evaluate, seed, traced, world, shared, {name: run[name] for name in EVALUATED})
     rows = program.config.steps // program.config.eval_every + 1
     metrics |= {"train/loss": run["total"]}
@@ -251,7 +253,7 @@ def record(
 
 def _fit(problem: Problem, inputs: Inputs, run: dict[str, Any]) -> dict[str, Any]:
     """Returns the run with a fitted router, from which on a frozen one stays."""
-    params = problem.fit(inputs, run["params"], run["state"], run["taken"])
+    params = problem.fit(inputs, run["params"], run["state"], run["taken"], run.get("teacher"))
     return run | {"params": params, "router0": router_of(params, run["state"])}
 
 
@@ -268,8 +270,8 @@ def evaluate(
     }
     if (layers := problem.model.layers) is not None:
         still, (router0, state0) = still_layers(layers, inputs.config.router.frozen), run["router0"]
-        kept = keep_router(still, layers, with_router(state, state0), state)
-        kept = router_of({"router": keep(still, layers, router0, params["router"])}, kept)
+        rested = keep(still, layers, router0, params["router"])
+        kept = router_of({"router": rested}, keep_router(still, layers, with_router(state, state0), state))
         metrics |= {"router/frozen_changed": has_moved(kept, router_of(params, state))}
     metrics |= {f"train/coefficient_{name}": value for name, value in run["coefficients"].items()}
     if stops_early(config):

@@ -9,6 +9,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from routed.layer.dispatch.parallel import devices_of_run
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import group_of
 from routed.models.model import ModelPart, Read
+from routed.models.router_layers import KIND
 from routed.settings.setting import Setting, refuse
 from routed.tasks.text import stream
 from routed.tasks.text.corpus import Corpus
@@ -132,15 +134,14 @@ class TextProblem(Problem):
         """Returns fresh parameters; a router by token id gets its table of experts."""
         rows = jax.tree.map(lambda a: a[:1], inputs.shared["validation"])
         params, state = self.model.init(inputs.keys["init"], rows)
-        if (tables := inputs.shared.get("table")) is None:
-            return params, state
-        fill = lambda path, a: jnp.broadcast_to(tables[path[0].key] if isinstance(tables, dict) else tables, a.shape)  # noqa: E731
-        filled = {
-            stack: groups
-            | {"router": groups["router"] | jax.tree_util.tree_map_with_path(fill, _tabular(groups["router"], tables))}
-            for stack, groups in params["router"].items()
-        }
-        return params | {"router": filled}, state
+        tables = inputs.shared.get("table", {})
+
+        def fill(path, leaf: Array) -> Array:
+            kind = path[2].key if path[2].key.startswith(KIND) else f"{KIND}0"
+            is_table = path[1].key == "router" and kind in tables
+            return jnp.broadcast_to(tables[kind], leaf.shape) if is_table else leaf
+
+        return params | {"router": jax.tree_util.tree_map_with_path(fill, params["router"])}, state
 
     def batch(self, inputs: Inputs, feed, step) -> TextBatch:
         return jax.tree.map(lambda a: a[step % len(a)], feed)
@@ -180,8 +181,14 @@ class TextProblem(Problem):
     def fit_step(self) -> int | None:
         return fitting.fit_step(self.config) if self.model.scores is not None else None
 
-    def fit(self, inputs: Inputs, params, state, step) -> Any:
-        return fitting.fitted(self, inputs, params, state, step)
+    def fit(self, inputs: Inputs, params, state, step, teacher) -> Any:
+        return fitting.fitted(self, inputs, params, state, step, teacher)
+
+    def teacher(self, inputs: Inputs, params, state) -> Any:
+        if self.fit_step is None or not fitting.is_taught(self.config):
+            return {}
+        shapes = jax.eval_shape(partial(fitting.scores_on, self), params, state, inputs.shared["fitted_on"])
+        return jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
 
     def evaluation_rule(self) -> tuple[SelectionRule, str]:
         """Returns the rule and the dispatch of evaluation; defaults for a dense twin, which reads neither."""
@@ -196,11 +203,6 @@ class TextProblem(Problem):
     def real(self, batch: TextBatch) -> Bool[Array, " T"] | None:
         """Returns True for tokens that are text, False for pads; None: all are text."""
         return (batch.inputs != PAD).reshape(-1) if self.kind.form.padded else None
-
-
-def _tabular(router: dict[str, Any], tables: Any) -> dict[str, Any]:
-    """Returns the kinds of a router that have a table of their own; the whole router where there is one kind."""
-    return {name: router[name] for name in tables} if isinstance(tables, dict) else router
 
 
 def build(kind: TextKind, config: ConfigDict, pool: int, mesh: Mesh | None = None) -> TextProblem:
