@@ -34,13 +34,6 @@ def ready(build, *layers, **changes):
     return config, model, *jax.jit(model.init)(jax.random.key(0), rows())
 
 
-@functools.lru_cache
-def routings(build, *layers):
-    config, model, params, state = ready(build, *layers)
-    apply = lambda batch: model.apply(params, state, batch, selection_rule(config.selection), "dense").sites  # noqa: E731
-    return jax.jit(apply)(rows())
-
-
 @pytest.mark.parametrize("build", [decoder, t5])
 def test_each_layer_routes_as_the_router_that_it_names(build):
     """The first layer as where all layers hash; the second by a learned kernel, on what the first made of it."""

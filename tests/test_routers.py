@@ -16,11 +16,10 @@ from routed.models.single_layer import single_layer
 from routed.models.t5 import t5
 from routed.plan.config import base
 from routed.routers import ROUTERS
-from routed.routers.centres import OnlineKMeansRouter, SelfRouter
 from routed.routers.features import Flat, Windows
 from routed.routers.fixed import HashBigramRouter, HashIdRouter, HashRouter, OracleRouter, RandomRouter, balanced_table
 from routed.routers.noise import NOISES, ScoreNoise
-from routed.routers.product import CosineRouter, ProductRouter
+from routed.routers.product import CosineRouter, OnlineKMeansRouter, ProductRouter, SelfRouter
 from routed.routers.router import initial_parameters
 from routed.routers.scores import sharpness_for, sharpness_of
 from routed.settings.tree import node_of, override

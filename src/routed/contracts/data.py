@@ -118,3 +118,7 @@ class Column(NamedTuple):
 #: Groups of parameters, each with a learning rate of its own: a model's `params` has those it needs. `head` is what a
 #: network that was trained before gets anew, by the trunk's rate; `fixed` are never trained.
 GROUPS = ("router", "experts", "trunk", "head", "fixed")
+
+#: The beginning of the name of a kind of router among parameters, where the layers of a model have several; the number
+#: of the kind follows.
+KIND = "routers_"

@@ -36,17 +36,9 @@ PIECES = "pieces"
 INITIAL_MODELS_FILE = "initial.json"
 
 #: Prefixes of settings that must be equal in a pretrained model and in the run that starts from it.
-MUST_MATCH = (
-    "data.tokens",
-    "data.pieces",
-    "data.vocabulary",
-    "router.name",
-    "router.layers",
-    "experts.",
-    "transformer.",
-)
+MUST_MATCH = ("data.tokens", "data.pieces", "data.vocabulary", "router.name", "experts.", "transformer.")
 #: Prefixes of settings that decide the routing, which may differ on purpose; a difference is reported.
-ROUTING_KEYS = ("selection.", "router.score")
+ROUTING_KEYS = ("selection.", "router.score", "router.layers")
 #: Prefixes of settings, among those above, that affect training only and not the meaning of the parameters.
 MAY_DIFFER = (
     "experts.learning_rate",
@@ -171,10 +163,9 @@ def _with_router_of(path: pathlib.Path, states: Any, i: int) -> dict[str, Any]:
 
 def _scores_of(path: pathlib.Path, run: Run) -> Any:
     """The scores of a saved model's routers on the tokens to which the router of `run` is fitted."""
-    problem, rows = problem_of(run.config), problem_of(run.config).shared_arrays(run.config)["fitted_on"]
-    model = checkpoint.load_model(path)
-    built = problem.build(run.config, 0, None)
-    return jax.jit(partial(fitting.scores_on, built))(model, model.pop("state", {}), rows)
+    part, model = problem_of(run.config), checkpoint.load_model(path)
+    scores = jax.jit(partial(fitting.scores_on, part.build(run.config, 0, None)))
+    return scores(model, model.pop("state", {}), part.shared_arrays(run.config)["fitted_on"])
 
 
 def _with_model_of(path: pathlib.Path, states: Any, i: int) -> dict[str, Any]:

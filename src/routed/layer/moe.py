@@ -18,9 +18,10 @@ from jaxtyping import Array, Bool, Float
 from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting, UserError, nearest
 from routed.layer import dispatch
 from routed.layer.dispatch.parallel import EXCHANGED, EXPERT, parallel, parallel_select
+from routed.layer.layer_rules import LayerRules, select_in_layer
 from routed.layer.model_rules import scaled_inputs
 from routed.layer.rule import SelectionRule
-from routed.layer.selection import SELECTIONS, LayerRules, capacity, select, select_in_layer
+from routed.layer.selection import SELECTIONS, capacity, select
 from routed.metrics import load
 from routed.routers.noise import NOISES, ScoreNoise
 from routed.routers.scores import check_scores, layer_scores

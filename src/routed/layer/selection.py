@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,42 +53,6 @@ def select(
         first = jnp.arange(tokens // size)[:, None] * size
         routing = routing._replace(token=routing.token + first)
     return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), routing)
-
-
-class LayerRules(NamedTuple):
-    """Selections of the layers [S] of a stack: kinds, as changes of the stack's rule, and the kind of each layer.
-
-    `rates` are those of the balancing bias [S].
-    """
-
-    changes: tuple[Mapping[str, Any], ...]
-    kinds: tuple[int, ...]
-    rates: tuple[float, ...]
-
-
-def select_in_layer(
-    rules: LayerRules, rule: SelectionRule, layer: Int[Array, ""], pick: Callable[[SelectionRule], Any]
-) -> Routing:
-    """Routes by the rule of a layer; `pick` routes by any rule.
-
-    Tokens with fewer experts than `rule.k` have assignments that are not `chosen` behind the others.
-    """
-    made = [rule._replace(**changes) for changes in rules.changes]
-    routings = [pick(one) for one in made]
-    if any(one.k != rule.k for one in made):
-        routings = [_widened(routing, one.k, rule.k) for routing, one in zip(routings, made, strict=True)]
-    if len(routings) == 1:
-        return routings[0]
-    return jax.tree.map(lambda *kinds: jnp.stack(kinds)[jnp.asarray(rules.kinds)[layer]], *routings)
-
-
-def _widened(routing: Routing, k: int, most: int) -> Routing:
-    def widen(values: Array) -> Array:
-        return jnp.pad(values.reshape(-1, k), ((0, 0), (0, most - k))).reshape(-1)
-
-    parts = {name: widen(getattr(routing, name)) for name in ("expert", "weight", "kept", "rank")}
-    token = jnp.repeat(routing.token.reshape(-1, k)[:, 0], most)
-    return routing._replace(**parts, token=token, chosen=widen(jnp.ones_like(routing.kept)))
 
 
 def capacity(rule: SelectionRule, tokens: int, experts: int) -> int:

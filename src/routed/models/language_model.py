@@ -16,11 +16,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.contracts import TextBatch
+from routed.contracts import KIND, TextBatch
 from routed.experts import EXPERTS
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.models.model import LAYER, ROUTED, Model, ModelPart, Outputs, Read
-from routed.models.router_layers import KIND, Layers, RouterByLayer, layers_of, needs_of, router_modules
+from routed.models.router_layers import Layers, RouterByLayer, layers_of, needs_of, router_modules
 from routed.models.transformer import Plan
 from routed.models.transformer_sizes import TRANSFORMER, blocks_of, is_sparse
 from routed.routers import router_context
@@ -75,8 +75,8 @@ class _Functions:
     layers: Layers | None
 
     def router(self, stack: str) -> nn.Module:
-        kinds = self.routers[stack]
-        return kinds[0] if len(kinds) == 1 else RouterByLayer(kinds, self.layers.kinds, parent=None)  # type: ignore[union-attr]
+        kinds, layers = self.routers[stack], self.layers
+        return kinds[0] if layers is None or len(kinds) == 1 else RouterByLayer(kinds, layers.kinds, parent=None)
 
     def module(self, rule: SelectionRule, dispatch: str, mesh: Mesh | None, kind: int | None = None) -> nn.Module:
         router = self.router if kind is None else lambda stack: self.routers[stack][kind]
@@ -85,13 +85,17 @@ class _Functions:
     def init(self, key, batch: TextBatch):
         """Draws all parameters. Each layer has those that it has where all layers have its kind of router."""
         kinds = max(map(len, self.routers.values()), default=1)
-        (params, state), *others = made = [self.init_kind(key, batch, kind) for kind in range(kinds)]
-        of_kinds = lambda trees: {f"{KIND}{i}": tree["router"] for i, tree in enumerate(trees) if tree.get("router")}  # noqa: E731
-        for stack in self.routers if others else ():
+        drawn = [self.init_kind(key, batch, kind) for kind in range(kinds)]
+        (params, state), *more = drawn
+
+        def of_kinds(trees: list[Any]) -> dict[str, Any]:
+            return {f"{KIND}{i}": tree["router"] for i, tree in enumerate(trees) if tree.get("router")}
+
+        for stack in self.routers if more else ():
             path = self._path(stack)
-            params["router"][stack]["router"] = of_kinds([one["router"][stack] for one, _ in made])
-            for name in {name for _, collections in made for name in collections}:
-                if variables := of_kinds([_at(one.get(name, {}), path) for _, one in made]):
+            params["router"][stack]["router"] = of_kinds([groups["router"][stack] for groups, _ in drawn])
+            for name in {name for _, collections in drawn for name in collections}:
+                if variables := of_kinds([_at(collections.get(name, {}), path) for _, collections in drawn]):
                     state[name] = _put(state.get(name, {}), path, {"router": variables})
         return params, state
 

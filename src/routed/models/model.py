@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 
 from routed.contracts import Column, Routing, SoftRouting, TextBatch
 from routed.layer.rule import SelectionRule
-from routed.models.router_layers import Layers
 from routed.settings.setting import Setting, accept
 from routed.tasks.task import Watch, watch_nothing
 
@@ -85,8 +84,8 @@ class Model(NamedTuple):
     #: Outputs [S, T, E, O] of every expert on every token, of (params, site, features [S, T, ...]).
     responses: Callable[[Any, str, Array], Array] | None = None
     watch: Watch = watch_nothing
-    #: The sparse layers of a stack, where they differ.
-    layers: Layers | None = None
+    #: The sparse layers of a stack (`models.router_layers.Layers`), where they differ.
+    layers: Any = None
 
 
 class ModelPart(NamedTuple):

@@ -8,7 +8,7 @@ training and evaluation. Of several texts about a layer the last one that sets a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -17,19 +17,11 @@ from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
-from routed.layer.selection import SELECTIONS, LayerRules
+from routed.layer.layer_rules import FORM, KEY, SELECTED, LayerRules, numbered, rules_of, texts_by_layer
+from routed.layer.selection import SELECTIONS
 from routed.routers import FITS, ROUTERS
 from routed.settings.setting import refuse
 from routed.settings.tree import node_of, override, parse
-
-#: The key of the setting, and the prefix of the name of a kind of router in the parameters.
-KEY, KIND = "router.layers", "routers_"
-#: What a text may set of the node `selection`, and the type of each.
-SELECTED: dict[str, Any] = {"name": str, "k": int, "renormalise": lambda v: v.lower() == "true", "balance_rate": float}
-FORM = (
-    "expected first=N, last=N or layers=I+J, then KEY=VALUE of router.name, router.frozen, a setting of that router,"
-    f" or {', '.join(f'selection.{name}' for name in SELECTED)}"
-)
 
 
 class Layers(NamedTuple):
@@ -63,46 +55,16 @@ class RouterByLayer(nn.Module):
         return jnp.stack(scores)[jnp.asarray(self.kinds)[layer]]
 
 
-def texts_by_layer(config: Any) -> list[dict[str, str]]:
-    """Returns KEY -> VALUE of each sparse layer, as text; refuses other forms, and layers that no stack has."""
-    count = config.transformer.sparse_layers
-    layers: list[dict[str, str]] = [{} for _ in range(count)]
-    for text in config.router.layers:
-        words = [word.partition("=") for word in text.split()]
-        changes = {key: value for key, _, value in words if "." in key}
-        where = [(key, value) for key, _, value in words if key in ("first", "last", "layers")]
-        if len(where) != 1 or len(changes) + 1 != len(words) or not changes or not all(word[2] for word in words):
-            raise UserError(f"config key {KEY}: {text!r}: {FORM}")
-        for number in _numbers(text, *where[0], count):
-            layers[number] |= changes
-    return layers
-
-
-def _numbers(text: str, key: str, value: str, count: int) -> Sequence[int]:
-    """Returns the sparse layers that a text is about."""
-    parts = value.split("+") if key == "layers" else [value]
-    most = count - 1 if key == "layers" else count
-    if not all(part.isdecimal() and int(part) <= most for part in parts):
-        raise UserError(
-            f"config key {KEY}: {text!r}: {key}={value}, and a stack has transformer.sparse_layers={count}; use"
-            f" {'numbers' if key == 'layers' else 'a number'} from 0 to {most}"
-        )
-    numbers = [int(part) for part in parts]
-    if key == "layers":
-        return numbers
-    return range(numbers[0]) if key == "first" else range(count - numbers[0], count)
-
-
 def changes_by_layer(config: ConfigDict) -> list[dict[str, Any]]:
     """Returns the settings that each sparse layer has for itself; refuses those that no layer can have."""
     layers = []
     for texts in texts_by_layer(config):
         changes = {key: parse(config, key, text) for key, text in texts.items()}
         part = ROUTERS.get(changes.get("router.name", config.router.name))
-        own = ("name", "frozen", *FITS, *part.settings, *part.reads) if part is not None else ("name",)
+        settings = ("name", "frozen", *FITS, *part.settings, *part.reads) if part is not None else ("name",)
         for key in changes:
             node, _, name = key.partition(".")
-            if name not in (own if node == "router" else SELECTED if node == "selection" else ()):
+            if name not in (settings if node == "router" else SELECTED if node == "selection" else ()):
                 raise UserError(f"config key {KEY}: {key} cannot be that of single layers: {FORM}")
         layers.append(changes)
     return layers
@@ -110,7 +72,7 @@ def changes_by_layer(config: ConfigDict) -> list[dict[str, Any]]:
 
 def variants(config: ConfigDict) -> list[ConfigDict]:
     """Returns the config, and the one of each kind of sparse layer whose settings are others."""
-    changes, _ = _numbered(changes_by_layer(config))
+    changes, _ = numbered(changes_by_layer(config))
     return [config, *(override(config, change) for change in changes if change)]
 
 
@@ -120,21 +82,9 @@ def layers_of(config: ConfigDict) -> Layers | None:
         return None
     layers = changes_by_layer(config)
     of_router = [{k: v for k, v in c.items() if k.startswith("router.") and k != "router.frozen"} for c in layers]
-    changes, kinds = _numbered(of_router)
+    changes, kinds = numbered(of_router)
     frozen = tuple(change.get("router.frozen") for change in layers)
     return Layers(tuple(override(config, c) for c in changes), kinds, frozen, rules_of(config))
-
-
-def rules_of(config: Any) -> LayerRules | None:
-    """Returns the selections of the sparse layers; None if they are alike."""
-    texts = texts_by_layer(config)
-    own = lambda text: {k: of(text[f"selection.{k}"]) for k, of in SELECTED.items() if f"selection.{k}" in text}  # noqa: E731
-    given = list(map(own, texts))
-    if not any(given):
-        return None
-    rates = tuple(of.pop("balance_rate", config.selection.balance_rate) for of in given)
-    changes, kinds = _numbered(given)
-    return LayerRules(changes, kinds, rates)
 
 
 def check_layers(config: ConfigDict) -> None:
@@ -162,10 +112,3 @@ def router_modules(config: ConfigDict, layers: Layers | None) -> list[nn.Module]
 def needs_of(config: ConfigDict, layers: Layers | None) -> set[str]:
     """Returns the context that some router of the config needs."""
     return {need for c in ([config] if layers is None else layers.configs) for need in ROUTERS[c.router.name].needs}
-
-
-def _numbered(values: Sequence[Mapping[str, Hashable]]) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...]]:
-    """Returns the distinct values in their order, and the number of each value."""
-    keys = [tuple(sorted(value.items())) for value in values]
-    distinct = list(dict.fromkeys(keys))
-    return tuple(dict(key) for key in distinct), tuple(distinct.index(key) for key in keys)

@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.experts import EXPERTS
 from routed.layer.dispatch.parallel import devices_of_run
+from routed.layer.layer_rules import rules_of
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import SELECTIONS, divisors, group_of, groupless, mean_rule, work
-from routed.models.router_layers import check_layers, rules_of
 from routed.settings.setting import LAYERS, POSITIVE, Allowed, Setting, When, at_least, one_of, refuse
 from routed.settings.tree import node_of
 from routed.tasks.text import spans
@@ -255,8 +255,6 @@ def _check(config: ConfigDict, tokens: tuple[int, ...], unit: str) -> None:
         refuse("batch_size", config.batch_size, f"makes {max(tokens):,} tokens a step; keep them below 2^31")
     if config.model not in TWINS and not config.transformer.sparse_layers:
         refuse("model", config.model, "there is no sparse layer; set transformer.sparse_layers")
-    if is_sparse(config):
-        check_layers(config)
     devices = devices_of_run(config)
     if config.batch_size % devices:
         refuse("batch_size", config.batch_size, f"{devices} devices cannot share it; use a multiple of {devices}")

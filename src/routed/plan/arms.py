@@ -117,9 +117,7 @@ ARMS: dict[str, Arm] = {
     # learned from there on; and online, by distance and by cosine (language models).
     "kmeans": Arm(_FITTED | {"router.frozen": True}, "k-means of hidden states", "#5A2A00"),
     "kmeans_balanced": Arm(
-        _FITTED | {"router.frozen": True, "router.fit": "balanced", "router.bias": True},
-        "k-means of hidden states, equal clusters",
-        "#A6761D",
+        _FITTED | {"router.frozen": True, "router.fit": "balanced", "router.bias": True}, "balanced k-means", "#A6761D"
     ),
     "kmeans_learned": Arm(_FITTED, "learned from k-means", "#E7298A"),
     "kmeans_online": Arm({"router.name": "kmeans"}, "online k-means", "#66A61E"),
@@ -142,10 +140,7 @@ ARMS: dict[str, Arm] = {
     # A router that has learned the choices of the learned arm's router, from what its own layer sees of these tokens
     # in a network with new initial weights; frozen (Grouter, 2603.06626; language models).
     "distilled": Arm(
-        {"router.frozen": True, "router.fit": "distilled"},
-        "distilled from learned, frozen",
-        "#0F8554",
-        transplants="learned",
+        {"router.frozen": True, "router.fit": "distilled"}, "distilled, frozen", "#0F8554", transplants="learned"
     ),
     # No router: the FLOPs of one routed token, or the parameters of the whole layer, or one expert alone, no deeper.
     "dense_active": Arm({"model": "dense_active"}, "dense, active parameters", "#999999"),

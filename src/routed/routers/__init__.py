@@ -6,7 +6,6 @@ from typing import Any
 
 import flax.linen as nn
 
-from routed.routers.centres import OnlineKMeansRouter, SelfRouter
 from routed.routers.features import Convolutions, Flat, Hidden, Windows
 from routed.routers.fixed import (
     HashBigramRouter,
@@ -15,10 +14,19 @@ from routed.routers.fixed import (
     OracleRouter,
     RandomRouter,
     balanced_table,
-    check_choices,
     check_table,
 )
-from routed.routers.product import DIRECTION, DISTANCE, MEASURES, PRODUCT, CosineRouter, HyperRouter, ProductRouter
+from routed.routers.product import (
+    DIRECTION,
+    DISTANCE,
+    MEASURES,
+    PRODUCT,
+    CosineRouter,
+    HyperRouter,
+    OnlineKMeansRouter,
+    ProductRouter,
+    SelfRouter,
+)
 from routed.routers.router import (
     CLUSTERS,
     EXAMPLES,
@@ -89,7 +97,7 @@ ROUTERS: dict[str, Router] = {
         needs=("token_id", "previous_id"),
         learns=False,
         reads=("experts_per_id",),
-        check=check_choices,
+        check=check_table,
     ),
     "kmeans": Router(
         lambda node, experts: OnlineKMeansRouter(experts, node.decay, node.centres),

@@ -148,17 +148,10 @@ class RandomRouter(nn.Module):
         return jax.vmap(lambda key: jax.random.normal(key, (self.num_experts,)))(keys)
 
 
-def check_choices(config: ConfigDict) -> None:
-    """Refuses a fixed choice of other experts per token than those of the selection."""
-    _check(config, ("router.experts_per_id", "selection.k"))
-
-
 def check_table(config: ConfigDict) -> None:
-    """Refuses a table of token ids that is not that of the text and of the selection."""
-    _check(config, ("router.vocabulary", "data.vocabulary"), ("router.experts_per_id", "selection.k"))
-
-
-def _check(config: ConfigDict, *pairs: tuple[str, str]) -> None:
-    for key, source in pairs:
-        if (now := value_of(config, key)) != (needed := value_of(config, source)):
-            refuse(key, now, f"must be {source}={needed}, as the router has fixed experts for each token id")
+    """Refuses a table of token ids that is not that of the text, and other experts per token than the selection's."""
+    for key, source in (("router.vocabulary", "data.vocabulary"), ("router.experts_per_id", "selection.k")):
+        if key.partition(".")[2] in config.router and (now := value_of(config, key)) != (
+            of := value_of(config, source)
+        ):
+            refuse(key, now, f"must be {source}={of}, as the router has fixed experts for each token id")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,8 @@ import optax
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from routed.models.router_layers import KIND, layers_of
+from routed.contracts import KIND
+from routed.models.router_layers import layers_of
 from routed.routers import ROUTERS
 from routed.routers.product import DISTANCE, PRODUCT
 from routed.routers.scores import sharpness_for
@@ -34,33 +35,33 @@ def kinds_of(config: ConfigDict) -> list[tuple[ConfigDict, np.ndarray]]:
     layers = layers_of(config)
     if layers is None:
         return [(config, np.arange(config.transformer.sparse_layers))]
-    return [(one, np.flatnonzero(np.array(layers.kinds) == kind)) for kind, one in enumerate(layers.configs)]
+    return [(config, np.flatnonzero(np.array(layers.kinds) == kind)) for kind, config in enumerate(layers.configs)]
 
 
 def fit_step(config: ConfigDict) -> int | None:
     """Returns the step at which routers are fitted; None if none is."""
-    if all(one.router.fit == NONE for one, _ in kinds_of(config)):
+    if all(kind.router.fit == NONE for kind, _ in kinds_of(config)):
         return None
     return round(config.router.fit_at * config.steps)
 
 
 def is_taught(config: ConfigDict) -> bool:
     """Returns True if some router is fitted to the choices of another model."""
-    return any(one.router.fit == DISTILLED for one, _ in kinds_of(config))
+    return any(kind.router.fit == DISTILLED for kind, _ in kinds_of(config))
 
 
 def check_fit(config: ConfigDict) -> None:
     """Refuses a fit that the router cannot have, and one between two evaluations."""
-    router, fit = config.router, config.router.fit
+    router, fit, read = config.router, config.router.fit, ROUTERS[config.router.name].reads
     if fit == NONE:
         return
-    by = {SHARPNESS: "scale", DISTILLED: "learns"}.get(fit, "from_clusters")
+    by = "scale" if fit == SHARPNESS else "from_clusters"
     if not getattr(ROUTERS[router.name], by):
         able = ", ".join(name for name, part in ROUTERS.items() if getattr(part, by) and "hidden" in part.tokens)
         refuse("router.fit", fit, f"router.name={router.name} has no columns to fill; use one of {able}")
-    if fit == BALANCED and not ("bias" in router and router.bias and router.score == DISTANCE):
+    if fit == BALANCED and not ("bias" in read and router.bias and router.score == DISTANCE):
         refuse("router.fit", fit, "clusters of equal size need router.score=distance and router.bias=true")
-    if fit == SHARPNESS and ("score" not in router or router.score != PRODUCT):
+    if fit == SHARPNESS and ("score" not in read or router.score != PRODUCT):
         refuse("router.fit", fit, "a factor on the columns is one on the scores with router.score=product alone")
     if (step := round(router.fit_at * config.steps)) % config.eval_every:
         reason = f"there is no evaluation at step {step}, where routers are fitted; use eval_every="
@@ -72,7 +73,7 @@ def fitted(problem: Any, inputs: Inputs, params: dict[str, Any], state: dict[str
 
     Features are those of the shared rows `fitted_on`, as in an evaluation; `teacher` are another model's scores there.
     """
-    kinds, moment = kinds_of(problem.config), _Moment(problem, inputs, state, step, teacher)
+    kinds, moment = kinds_of(problem.config), (problem, inputs, state, step, teacher)
     for stack in problem.kind.read:
         for kind, (config, numbers) in enumerate(kinds):
             if config.router.fit != NONE:
@@ -108,15 +109,9 @@ def _distilled(module: Any, params: Any, x: Float[Array, "N D"], scores: Float[A
     return jax.lax.fori_loop(0, LESSONS, lesson, (params, adam.init(params)))[0]
 
 
-class _Moment(NamedTuple):
-    problem: Any
-    inputs: Inputs
-    state: Any
-    step: Any
-    teacher: Any
-
-
-def _fit_layer(moment: _Moment, config: ConfigDict, path: tuple[str, ...], numbers, i, params) -> dict[str, Any]:
+def _fit_layer(
+    moment: tuple[Any, ...], config: ConfigDict, path: tuple[str, ...], numbers, i, params
+) -> dict[str, Any]:
     """Returns the parameters with the router of layer `numbers[i]` fitted; `path` is that of its kind of router."""
     problem, inputs, state, step, teacher = moment
     part, (rule, dispatch), layer = ROUTERS[config.router.name], problem.evaluation_rule(), numbers[i]
@@ -125,21 +120,21 @@ def _fit_layer(moment: _Moment, config: ConfigDict, path: tuple[str, ...], numbe
     def features(block):
         return problem.model.apply(params, state, block, rule, dispatch, step=step).sites[path[0]].features[layer]
 
-    seen = jax.lax.map(features, inputs.shared["fitted_on"])
-    seen = seen.reshape(-1, seen.shape[-1])
+    blocks = jax.lax.map(features, inputs.shared["fitted_on"])
+    x = blocks.reshape(-1, blocks.shape[-1])
     stacked = functools.reduce(lambda tree, name: tree[name], path, params["router"])
     key = jax.random.fold_in(inputs.keys["init"], STREAM + list(problem.kind.read).index(path[0]))
-    own = jax.tree.map(lambda a: a[layer], stacked)
+    old = jax.tree.map(lambda a: a[layer], stacked)
     if config.router.fit == SHARPNESS:
         assert part.scale is not None  # as check_fit has asked
-        scores: Any = module.apply({"params": own}, seen)
-        new = part.scale(own, sharpness_for(scores, inputs.config.router.fit_entropy))
+        scores: Any = module.apply({"params": old}, x)
+        new = part.scale(old, sharpness_for(scores, inputs.config.router.fit_entropy))
     elif config.router.fit == DISTILLED:
-        new = _distilled(module, own, seen, teacher[path[0]][layer])
+        new = _distilled(module, old, x, teacher[path[0]][layer])
     else:
         assert part.from_clusters is not None
-        given = module, own, seen, jnp.ones(len(seen)), jax.random.fold_in(key, layer)
-        new = part.from_clusters(*given, balanced=config.router.fit == BALANCED)
+        arguments = module, old, x, jnp.ones(len(x)), jax.random.fold_in(key, layer)
+        new = part.from_clusters(*arguments, balanced=config.router.fit == BALANCED)
     whole = jax.tree.map(lambda a, b: a.at[layer].set(b), stacked, new)
     return params | {"router": _with(params["router"], path, whole)}
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from routed.models.router_layers import KIND, Layers
+from routed.contracts import KIND
 
 
 def router_of(params: dict[str, Any], state: dict[str, Any]) -> tuple[Any, list[Array]]:
@@ -20,14 +20,14 @@ def router_of(params: dict[str, Any], state: dict[str, Any]) -> tuple[Any, list[
     return params["router"], [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if _is_router(path)]
 
 
-def still_layers(layers: Layers | None, frozen: Bool[Array, ""]) -> Bool[Array, "*S"]:
+def still_layers(layers: Any, frozen: Bool[Array, ""]) -> Bool[Array, "*S"]:
     """Returns True for each sparse layer whose router is frozen; one value where layers do not differ."""
     if layers is None:
         return frozen
-    return jnp.where(np.array([own is not None for own in layers.frozen]), np.array(layers.frozen, bool), frozen)
+    return jnp.where(np.array([frozen is not None for frozen in layers.frozen]), np.array(layers.frozen, bool), frozen)
 
 
-def keep(still: Bool[Array, "*S"], layers: Layers | None, old: Any, new: Any, trained: bool = True) -> Any:
+def keep(still: Bool[Array, "*S"], layers: Any, old: Any, new: Any, trained: bool = True) -> Any:
     """Returns the leaves of a router, those of `old` in layers that are `still`.
 
     Those of a kind of router that is not the layer's stay too, and where they are `trained` by gradients also those of
@@ -39,23 +39,17 @@ def keep(still: Bool[Array, "*S"], layers: Layers | None, old: Any, new: Any, tr
     )
 
 
-def _kept(still, layers: Layers | None, path: tuple[Any, ...], before: Array, after: Array, trained: bool) -> Array:
+def _kept(still, layers: Any, path: tuple[Any, ...], before: Array, after: Array, trained: bool) -> Array:
     if layers is None:
         return jnp.where(still, before, after)
-    rests = jnp.broadcast_to(still | _idle(layers, path, trained), len(layers.kinds))
+    kinds, names = np.array(layers.kinds), [str(getattr(key, "key", "")) for key in path]
+    for name in names:
+        still |= kinds != int(name.removeprefix(KIND)) if name.startswith(KIND) else False
+    rests = still | (trained & ~np.array(layers.learns)[kinds])
     return jnp.where(rests.reshape(-1, *[1] * (before.ndim - 1)), before, after)
 
 
-def _idle(layers: Layers, path: tuple[Any, ...], trained: bool) -> np.ndarray:
-    kinds = np.array(layers.kinds)
-    named = [str(key.key) for key in path if str(getattr(key, "key", "")).startswith(KIND)]
-    other = kinds != int(named[0].removeprefix(KIND)) if named else np.zeros(len(kinds), bool)
-    return other | ~np.array(layers.learns)[kinds] if trained else other
-
-
-def keep_router(
-    still: Bool[Array, "*S"], layers: Layers | None, old: dict[str, Any], new: dict[str, Any]
-) -> dict[str, Any]:
+def keep_router(still: Bool[Array, "*S"], layers: Any, old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Returns the state `new` with the router's own variables of `old` where it is still."""
 
     def kept(path, before: Array, after: Array) -> Array:

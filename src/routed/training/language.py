@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from routed.contracts import AT_LEAST_0, AT_LEAST_1, SHARE, Column, TextBatch
+from routed.contracts import AT_LEAST_0, AT_LEAST_1, KIND, SHARE, Column, TextBatch
 from routed.models import decoder, t5
-from routed.models.router_layers import KIND
+from routed.models.router_layers import check_layers
 from routed.models.transformer_sizes import flops_of_decoder_row, flops_per_row, is_sparse, work_of_token
 from routed.routers import ROUTERS
 from routed.settings.setting import Setting, at_least, one_of
@@ -65,8 +65,8 @@ def shared_arrays(kind: TextKind, config: ConfigDict) -> dict[str, Any]:
     }
     if not kind.models[config.model].routed:
         return shared
-    kinds = [one for one, _ in fitting.kinds_of(config)]
-    makers = [ROUTERS[one.router.name].from_counts for one in kinds]
+    kinds = [kind for kind, _ in fitting.kinds_of(config)]
+    makers = [ROUTERS[kind.router.name].from_counts for kind in kinds]
     if fitting.fit_step(config) is not None:
         batches = text_problem.feed(kind.form, config, text_problem.COUNTING)
         shared["fitted_on"] = batches(0, -(-fitting.TOKENS // (config.batch_size * config.data.input_length)))
@@ -75,8 +75,8 @@ def shared_arrays(kind: TextKind, config: ConfigDict) -> dict[str, Any]:
         ids = np.concatenate([np.asarray(batches(step, 1).inputs).reshape(-1) for step in range(COUNTED)])
         counts = np.bincount(ids, minlength=config.data.vocabulary)
         shared["table"] = {
-            f"{KIND}{i}": make(counts, one.experts.count, one.router.experts_per_id)
-            for i, (make, one) in enumerate(zip(makers, kinds, strict=True))
+            f"{KIND}{i}": make(counts, config.experts.count, of_kind.router.experts_per_id)
+            for i, (make, of_kind) in enumerate(zip(makers, kinds, strict=True))
             if make is not None
         }
     return shared
@@ -91,10 +91,11 @@ def _references(kind: TextKind, key: str) -> dict[str, np.float32]:
 
 
 def check(kind: TextKind, config: ConfigDict) -> None:
-    """Refuses optimisers that mix experts up, and fits of a router that are not possible."""
+    """Refuses optimisers that mix experts up, and layers and fits of a router that are not possible."""
     if kind.models[config.model].counts_experts:
         refuse_factored_experts(config)
     if kind.models[config.model].routed:
+        check_layers(config)
         fitting.check_fit(config)
 
 

@@ -122,8 +122,10 @@ def _pooled(config: Any, sites: dict[str, Site], still) -> Array:
         [gate(stack.scores).mean(1) for stack in stacks]
     )  # [L, E], as stacks have other numbers of tokens
     loads = jnp.concatenate([jax.vmap(lambda routing: load_of(routing)[0])(stack) for stack in stacks])
+    if still.ndim:  # layers that stay count, but learn nothing
+        probs = jnp.where(jnp.tile(still, len(stacks))[:, None], jax.lax.stop_gradient(probs), probs)
     value = balance_pooled(probs[:, None], loads)
-    return jnp.where(still.any(), 0.0, config.losses.balance * value)
+    return jnp.where(still.all(), 0.0, config.losses.balance * value)
 
 
 def _responses(problem: Problem, params, site: str, features) -> Array:

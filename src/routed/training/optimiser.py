@@ -11,10 +11,8 @@ import optax
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.models.router_layers import Layers
 from routed.settings.setting import FRACTION, POSITIVE, Setting, accept, at_least, refuse
 from routed.settings.tree import value_of
-from routed.training.freezing import keep
 
 #: group -> the setting that is its learning rate. The group `fixed` has none: it is never trained.
 RATES = {
@@ -208,22 +206,23 @@ def update(
     opt_state: Any,
     frozen,
     trained: tuple[str, ...] | None = None,
-    layers: Layers | None = None,
+    keep: Callable[[Any, Any], Any] | None = None,
 ) -> tuple[dict[str, Any], Any]:
     """Applies one optimiser step; where `frozen`, the router keeps every bit.
 
     The router's gradient is zeroed first, so that no statistic across parameters (a global norm) includes it, and its
     new value is discarded last, after weight decay. `where`, not a product: 0 x NaN is NaN. Groups outside of
-    `trained` (None: all are trained) have neither gradient nor step, and their optimiser state stays. Where `layers`
-    differ, `frozen` is [S].
+    `trained` (None: all are trained) have neither gradient nor step, and their optimiser state stays. `keep` takes the
+    place of `frozen` where layers differ: (old, new) -> new, but old where it is frozen.
     """
+    keep = keep or (lambda old, new: jax.tree.map(lambda a, b: jnp.where(frozen, a, b), old, new))
     zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)  # noqa: E731
     resting = [] if trained is None else [name for name in params if name not in trained]
-    grads = grads | {"router": keep(frozen, layers, zeros(grads["router"]), grads["router"])}
+    grads = grads | {"router": keep(zeros(grads["router"]), grads["router"])}
     grads |= {name: zeros(grads[name]) for name in resting}
     updates, moved = transform.update(grads, opt_state, params)
     new = optax.apply_updates(params, updates)
-    new |= {"router": keep(frozen, layers, params["router"], new["router"])}
+    new |= {"router": keep(params["router"], new["router"])}
     return new | {name: params[name] for name in resting}, _waiting(opt_state, moved, resting)
 
 

@@ -187,7 +187,9 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
     )
     transform = _optimiser(program.problem, inputs.config, now["params"])
     with jax.named_scope("optimiser"):
-        params, opt = update(transform, now["params"], grads, now["opt"], frozen, phase.groups, layers)
+        params, opt = update(
+            transform, now["params"], grads, now["opt"], frozen, phase.groups, partial(keep, frozen, layers)
+        )
     # Where nothing trains, statistics and a balancing bias stay too.
     state = now["state"] if phase.groups == () else keep_router(still, layers, now["state"], state)
     new = now | {"params": params, "state": state, "opt": opt, "coefficients": coefficients}
@@ -271,8 +273,8 @@ def evaluate(
     if (layers := problem.model.layers) is not None:
         still, (router0, state0) = still_layers(layers, inputs.config.router.frozen), run["router0"]
         rested = keep(still, layers, router0, params["router"])
-        kept = router_of({"router": rested}, keep_router(still, layers, with_router(state, state0), state))
-        metrics |= {"router/frozen_changed": has_moved(kept, router_of(params, state))}
+        before = router_of({"router": rested}, keep_router(still, layers, with_router(state, state0), state))
+        metrics |= {"router/frozen_changed": has_moved(before, router_of(params, state))}
     metrics |= {f"train/coefficient_{name}": value for name, value in run["coefficients"].items()}
     if stops_early(config):
         metrics |= {

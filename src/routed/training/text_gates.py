@@ -13,11 +13,11 @@ from ml_collections import ConfigDict
 
 from routed.contracts import AT_LEAST_0, SHARE, Column, TextBatch
 from routed.layer.dispatch.parallel import parallel_select
-from routed.layer.selection import SELECTIONS, groupless, select, select_in_layer
+from routed.layer.layer_rules import select_in_layer, texts_by_layer
+from routed.layer.selection import SELECTIONS, groupless, select
 from routed.metrics import agreement, entropies, load, router
 from routed.metrics.agreement import mean_cosine
 from routed.models.model import Site
-from routed.models.router_layers import texts_by_layer
 from routed.tasks.text import tokenizers
 from routed.training.probes import Block, Evaluation, Probe
 from routed.training.text_problem import TextKind, TextProblem, corpus, held_out
@@ -85,7 +85,7 @@ def _choose(
     pick: Any = select
     if problem.mesh is not None and groupless(rule):  # every device for its own tokens
         rule = rule._replace(group_size=features.shape[1] // problem.mesh.size)
-        pick = lambda rule, scores, **given: parallel_select(rule, problem.mesh, scores, mask=None, **given)  # noqa: E731
+        pick = lambda rule, scores, **given: parallel_select(rule, problem.mesh, scores, **given)  # noqa: E731
 
     layers = problem.model.layers
 

@@ -20,12 +20,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Scalar
 from ml_collections import ConfigDict
 
-from routed.contracts import Column, TextBatch
+from routed.contracts import KIND, Column, TextBatch
 from routed.layer.dispatch.parallel import devices_of_run
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import group_of
 from routed.models.model import ModelPart, Read
-from routed.models.router_layers import KIND
 from routed.settings.setting import Setting, refuse
 from routed.tasks.text import stream
 from routed.tasks.text.corpus import Corpus
