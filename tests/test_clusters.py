@@ -196,10 +196,10 @@ def test_a_router_without_places_has_no_such_arms(small):
 
 
 def test_balanced_clusters_have_equal_size_and_are_read_from_centres_and_offsets():
-    """Of three clusters with 60, 30 and 10 % of the samples: plain k-means takes them as they are."""
+    """Three clusters with 60, 30 and 10 % of the samples: plain k-means takes them as they are."""
     random = np.random.default_rng(0)
-    places = np.repeat([[0.0, 0], [6, 0], [0, 6]], [600, 300, 100], 0)
-    x, weight = jnp.array(places + random.normal(size=places.shape), jnp.float32), jnp.ones(1000)
+    centres = np.repeat([[0.0, 0], [6, 0], [0, 6]], [600, 300, 100], 0)
+    x, weight = jnp.array(centres + random.normal(size=centres.shape), jnp.float32), jnp.ones(1000)
     plain = kmeans(jax.random.key(0), x, weight, 3, 4)
     assert np.bincount(nearest(plain, x)).max() > 550
     centres, offsets = balanced(plain, x, weight)

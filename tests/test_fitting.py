@@ -35,8 +35,8 @@ def moment(**changes):
         new = problem.fit(inputs, params, state, 0, None)
         rule, dispatch = problem.evaluation_rule()
         batch = jax.tree.map(lambda a: a[0], fit_rows)
-        seen = problem.model.apply(new, state, batch, rule, dispatch).sites["decoder"]
-        return params, new, seen.features
+        site = problem.model.apply(new, state, batch, rule, dispatch).sites["decoder"]
+        return params, new, site.features
 
     return fit()
 
@@ -76,9 +76,9 @@ def test_a_single_layer_may_be_fitted(tmp_path):
     ],
 )
 def test_a_fit_that_is_not_possible_is_refused_with_the_way_that_works(changes, told):
-    own = {"router.experts_per_id": 2, "steps": 10, "eval_every": 5, "arms": ("learned",)}
+    needed = {"router.experts_per_id": 2, "steps": 10, "eval_every": 5, "arms": ("learned",)}
     with pytest.raises(UserError, match=told):
-        validate(override(base(), TINY | own | FITTED | changes))
+        validate(override(base(), TINY | needed | FITTED | changes))
 
 
 @pytest.fixture

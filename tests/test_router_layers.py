@@ -23,8 +23,14 @@ HASH = "first=1 router.name=hash_id"
 
 
 def settings(*layers, **changes):
-    own = {"router.experts_per_id": 2, "optimizer.weight_decay": 0.1, "steps": 2, "eval_every": 1, "arms": ("learned",)}
-    return override(base(), TINY | own | {"router.layers": layers} | changes)
+    text = {
+        "router.experts_per_id": 2,
+        "optimizer.weight_decay": 0.1,
+        "steps": 2,
+        "eval_every": 1,
+        "arms": ("learned",),
+    }
+    return override(base(), TINY | text | {"router.layers": layers} | changes)
 
 
 @functools.lru_cache
@@ -58,16 +64,16 @@ def test_each_layer_routes_as_the_router_that_it_names(build):
 def trained(config):
     """The state of a run after two steps, and its history."""
     read = canonical(config)
-    one = program.make_program(read, problem_of(read).build(read, 0, None))
+    trainer = program.make_program(read, problem_of(read).build(read, 0, None))
     shared = {"validation": rows(), "test": rows(), "references": {}, "table": {}}
     shared["table"] |= {"routers_0": jnp.zeros((30, 2))} if HASH in config.router.layers else {}
 
     @jax.jit
     def run(feed):
-        world, state = program.start(one, 0, values, shared)
+        world, state = program.start(trainer, 0, values, shared)
         first = state["params"]
-        state = program.advance(one, 2, 0, values, world, state, feed, shared)
-        return first, program.record(one, 0, values, world, state, shared)
+        state = program.advance(trainer, 2, 0, values, world, state, feed, shared)
+        return first, program.record(trainer, 0, values, world, state, shared)
 
     values = {key: jnp.asarray(value) for key, value in traced(read).items()}
     return run(jax.tree.map(lambda a: jnp.stack([a, a]), rows()))
@@ -100,8 +106,8 @@ def test_a_layer_may_have_fewer_experts_and_another_weight():
 def test_a_mesh_gives_the_numbers_of_one_device():
     changes = {"selection.group_size": 8, "batch_size": 8}
     config = canonical(settings(HASH, "last=1 selection.k=1 selection.renormalise=false", **changes))
-    expected, found = (loss_and_gradients(decoder, config, rows(8), mesh) for mesh in (None, make_mesh(2, 2)))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), found, expected)
+    expected, shared = (loss_and_gradients(decoder, config, rows(8), mesh) for mesh in (None, make_mesh(2, 2)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), shared, expected)
 
 
 def test_layers_are_part_of_the_identity_and_one_shared_value_is_not():
