@@ -119,8 +119,8 @@ def test_a_freeze_curve_is_a_sweep_in_one_line(tiny, tmp_path):
     phases = run(override(tiny, {"phases": ("until=50%", "train=experts+trunk")}), tmp_path / "phases")
     learned = curve[curve.arm == "learned"].set_index("router.freeze_at")
     frozen = curve[(curve.arm == "frozen") & (curve["router.freeze_at"] == 1)].reset_index(drop=True)
-    same(learned.loc[0.0].reset_index(drop=True), frozen)
-    same(learned.loc[0.5].reset_index(drop=True), phases, rtol=1e-5)  # another program rounds otherwise
+    for share, table in ((0.0, frozen), (0.5, phases)):  # programs of their own, which round otherwise
+        same(learned.loc[share].reset_index(drop=True), table, rtol=1e-5)
     losses = learned.loc[learned.step == 4, "eval/loss"]
     assert losses.nunique() == 3 and learned.loc[0.0, "router/params_changed"].max() == 0
 

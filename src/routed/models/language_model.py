@@ -143,12 +143,15 @@ class _Functions:
         context = context_of(self.config, self.read[site](batch), batch, step)
         router = self.router(site)
 
-        def of_layer(router_params, state_of_router, features, number):
+        def of_layer(router_params, state_of_router, features, context=context):
             apply_router = partial(router.apply, {"params": router_params, **state_of_router})
-            return layer_scores(apply_router, features, context if self.layers is None else context | {"layer": number})
+            return layer_scores(apply_router, features, context)
 
-        numbers = jnp.arange(len(features))
-        return jax.vmap(of_layer)(params["router"][site].get("router", {}), state_of_router, features, numbers)
+        trees = params["router"][site].get("router", {}), state_of_router, features
+        if self.layers is None:
+            return jax.vmap(of_layer)(*trees)
+        numbered = lambda layer, params, state, x: of_layer(params, state, x, context | {"layer": layer})  # noqa: E731
+        return jax.vmap(numbered)(jnp.arange(len(features)), *trees)
 
     def responses(self, params, site: str, features: Float[Array, "S T D"]):
         config = self.config

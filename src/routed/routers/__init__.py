@@ -227,7 +227,6 @@ SHARED: dict[str, Setting] = {
         1.0,
         "of the steps, behind which the router is frozen; 0: as router.frozen",
         within(0, 1),
-        traced=True,
         omit_default_from_identity=True,
     ),
     "vocabulary": Setting(32128, "token ids", at_least(1)),

@@ -38,22 +38,23 @@ def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step,
     total, reported = problem.task_loss(config, outputs, batch)
     if outputs.sites and problem.router_learns and any(coefficients_of(config.losses).values()):
         total += _auxiliary(problem, config, outputs.sites, params, step, moving, still)
-    total += selection_loss(rule, outputs.sites, still)
+    of_selection = selection_loss(rule, outputs.sites, by_layer=bool(still.ndim))
+    total += jnp.where(still, 0.0, of_selection).sum() if still.ndim else jnp.where(still, 0.0, of_selection)
     for loss in jax.tree.leaves(outputs.state.get(OBJECTIVE, {})):
-        total += jnp.where(still, 0.0, loss if still.ndim else loss.sum()).sum()
+        total += jnp.where(still, 0.0, loss).sum() if still.ndim else jnp.where(still, 0.0, loss.sum())
     moved = _moved(config, outputs.sites, moving, still)
     return total, (reported, problem.wrong(config, outputs, batch), outputs.state, moved)
 
 
-def selection_loss(rule: SelectionRule, sites: dict[str, Site], still: Any = False) -> Float[Array, ""]:
-    """Returns the loss that a selection adds, summed over all layers that are not `still`; 0 without such a loss."""
+def selection_loss(rule: SelectionRule, sites: dict[str, Site], by_layer: bool = False) -> Float[Array, "*S"]:
+    """Returns the loss that a selection adds, summed over layers, or `by_layer` over sites; 0 if it has none."""
     if (loss := SELECTIONS[rule.name].loss) is None:
         return jnp.float32(0)
-    total, still = jnp.float32(0), jnp.asarray(still)
+    total = jnp.float32(0)
     for site in sites.values():
         routing: Any = site.routing
         values = loss(rule, routing) if routing.scores.ndim == 2 else jax.vmap(partial(loss, rule))(routing)
-        total += jnp.where(still, 0.0, values).sum() if still.ndim else jnp.where(still, 0.0, values.sum())
+        total += values if by_layer or not values.ndim else values.sum()
     return total
 
 
@@ -63,7 +64,9 @@ def _moved(config: Any, sites: dict[str, Site], moving: dict[str, Array], still)
     for name in steered(config.losses) if moving else ():
         adapted = AUXILIARY[name].adapted
         assert adapted is not None  # as it is steered
-        moved[name] = jnp.where(still.all(), moving[name], adapted(config.losses, moving[name], scores))
+        moved[name] = jnp.where(
+            still.all() if still.ndim else still, moving[name], adapted(config.losses, moving[name], scores)
+        )
     return moved
 
 
@@ -125,7 +128,7 @@ def _pooled(config: Any, sites: dict[str, Site], still) -> Array:
     if still.ndim:  # layers that stay count, but learn nothing
         probs = jnp.where(jnp.tile(still, len(stacks))[:, None], jax.lax.stop_gradient(probs), probs)
     value = balance_pooled(probs[:, None], loads)
-    return jnp.where(still.all(), 0.0, config.losses.balance * value)
+    return jnp.where(still.all() if still.ndim else still, 0.0, config.losses.balance * value)
 
 
 def _responses(problem: Problem, params, site: str, features) -> Array:
@@ -146,6 +149,6 @@ def quiet(layers: Layers | None, still: Bool[Array, "*S"]) -> Bool[Array, "*S"]:
 
 def is_frozen(part: ModelPart, config: Any, step: Any = 0):
     """Returns True where the router is frozen at a step (`router.frozen`, `freeze_at`), or the model has none."""
-    if "router.freeze_at" not in part.reads:
-        return config.router.frozen if part.freezable else jnp.array(True)
-    return config.router.frozen | (step >= jnp.round(config.router.freeze_at * config.steps))
+    if "router.freeze_at" in part.reads and config.router.freeze_at < 1:
+        return config.router.frozen | (step >= round(config.router.freeze_at * config.steps))
+    return config.router.frozen if part.freezable else jnp.array(True)

@@ -87,14 +87,13 @@ def _choose(
         rule = rule._replace(group_size=features.shape[1] // problem.mesh.size)
         pick = lambda rule, scores, **given: parallel_select(rule, problem.mesh, scores, **given)  # noqa: E731
 
-    layers = problem.model.layers
+    rules = None if problem.model.layers is None else problem.model.layers.rules
 
-    def choose(scores, bias, number):
+    def choose(scores, bias, layer=None):
         by = lambda rule: pick(rule, scores, preference=scores, bias=bias)  # noqa: E731
-        rules = None if layers is None else layers.rules
-        return router.chosen(by(rule) if rules is None else select_in_layer(rules, rule, number, by))
+        return router.chosen(by(rule) if rules is None else select_in_layer(rules, rule, layer, by))
 
-    return jax.vmap(choose)(scores, bias, jnp.arange(len(scores)))
+    return jax.vmap(choose)(scores, bias, *(() if rules is None else (jnp.arange(len(scores)),)))
 
 
 def _evaluate(evaluation: Evaluation) -> dict[str, Array]:
