@@ -115,7 +115,7 @@ ARMS: dict[str, Arm] = {
     "hash_bigram": Arm({"router.frozen": True, "router.name": "hash_bigram"}, "hash of the token bigram", "#004488"),
     # k-means of what each sparse layer sees, at `router.fit_at` of the steps: fixed; fixed with clusters of equal size;
     # learned from there on; and online, by distance and by cosine (language models).
-    "kmeans": Arm(_FITTED | {"router.frozen": True}, "k-means of hidden states", "#5A2A00"),
+    "kmeans_fitted": Arm(_FITTED | {"router.frozen": True}, "k-means of hidden states", "#5A2A00"),
     "kmeans_balanced": Arm(
         _FITTED | {"router.frozen": True, "router.fit": "balanced", "router.bias": True}, "balanced k-means", "#A6761D"
     ),
