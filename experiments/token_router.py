@@ -44,7 +44,8 @@ from routed.plan.experiment import Scales
 
 #: The ways to route; the first is the reference.
 WAYS = (
-    "learned", "hash_token", "kmeans", "kmeans_online", "self_routed", "frozen", "frozen_as_sharp", "decoder_active",
+    "learned", "hash_token", "kmeans_fitted", "kmeans_online", "self_routed", "frozen", "frozen_as_sharp",
+    "decoder_active",
 )  # fmt: skip
 #: Learned routers and their controls with parameters.
 PAIR = ("learned", "frozen")

@@ -106,10 +106,10 @@ FORMS = {
     "XMoE as Pham et al. coded it": {"router.name": "projected", "router.score": "direction", "router.dim": 4},
     "a hash of the token": {"router.name": "hash_id", "router.frozen": True, "router.experts_per_id": 2},
     "a hash of the bigram": {"router.name": "hash_bigram", "router.frozen": True, "router.experts_per_id": 2},
-    "online k-means": {"router.name": "kmeans"},
+    "online k-means": {"router.name": "online_kmeans"},
     "self-routing": {"router.name": "self"},
     "layers of their own": {
-        "router.layers": ("first=1 router.name=kmeans", "last=1 selection.k=1 router.score=distance")
+        "router.layers": ("first=1 router.name=online_kmeans", "last=1 selection.k=1 router.score=distance")
     },
     "noise": {"router.noise": "gaussian", "router.noise_scale": 1.0},
     "SMoE-Dropout, all experts": {"router.frozen": True, "selection.k": 4, "selection.eval.k": 4},

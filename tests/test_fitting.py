@@ -97,9 +97,9 @@ def run(config, workdir, *sweep):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ["kmeans", "kmeans_online", "hash_bigram", "self_routed"])
+@pytest.mark.parametrize("arm", ["kmeans_fitted", "kmeans_online", "hash_bigram", "self_routed"])
 def test_a_run_that_was_killed_and_one_on_a_mesh_have_the_numbers_of_a_whole_one(tiny, tmp_path, monkeypatch, arm):
-    config = override(tiny, {"arms": (arm,), **({"router.fit_at": 0.5} if arm == "kmeans" else {})})
+    config = override(tiny, {"arms": (arm,), **({"router.fit_at": 0.5} if arm == "kmeans_fitted" else {})})
     whole = run(config, tmp_path / "whole")
     with monkeypatch.context() as patch, pytest.raises(EOFError):
         stopped_after(patch, 2)
@@ -108,7 +108,9 @@ def test_a_run_that_was_killed_and_one_on_a_mesh_have_the_numbers_of_a_whole_one
     same(run(config, tmp_path / "killed"), whole)
     same(run(override(config, {"mesh.data": 2, "mesh.expert": 2}), tmp_path / "mesh"), whole, rtol=2e-4)
     churn = whole["router/churn_router"].to_numpy()[1:]
-    assert (churn > 0).tolist() == {"kmeans": [True, False], "kmeans_online": [True, True]}.get(arm, [False, False])
+    assert (churn > 0).tolist() == {"kmeans_fitted": [True, False], "kmeans_online": [True, True]}.get(
+        arm, [False, False]
+    )
 
 
 @pytest.mark.slow

@@ -174,9 +174,10 @@ def context_of(config: ConfigDict, ids: Int[Array, "B L"], batch: TextBatch, ste
         return {}
     language = jnp.repeat(batch.language, ids.shape[1])
     needs = needs_of(config, layers_of(config))
-    before = jnp.pad(ids[:, :-1], ((0, 0), (1, 0))).reshape(-1)
-    labels = {"token_id": ids.reshape(-1), "previous_id": before, "cluster": language}
-    return router_context(needs, **labels, step=step, steps=config.steps)
+    context = {"token_id": ids.reshape(-1), "cluster": language, "step": step, "steps": config.steps}
+    if "previous_id" in needs:
+        context["previous_id"] = jnp.pad(ids[:, :-1], ((0, 0), (1, 0))).reshape(-1)
+    return router_context(needs, **context)
 
 
 def _at(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

@@ -115,13 +115,15 @@ ARMS: dict[str, Arm] = {
     "hash_bigram": Arm({"router.frozen": True, "router.name": "hash_bigram"}, "hash of the token bigram", "#004488"),
     # k-means of what each sparse layer sees, at `router.fit_at` of the steps: fixed; fixed with clusters of equal size;
     # learned from there on; and online, by distance and by cosine (language models).
-    "kmeans": Arm(_FITTED | {"router.frozen": True}, "k-means of hidden states", "#5A2A00"),
+    "kmeans_fitted": Arm(_FITTED | {"router.frozen": True}, "k-means of hidden states", "#5A2A00"),
     "kmeans_balanced": Arm(
         _FITTED | {"router.frozen": True, "router.fit": "balanced", "router.bias": True}, "balanced k-means", "#A6761D"
     ),
     "kmeans_learned": Arm(_FITTED, "learned from k-means", "#E7298A"),
-    "kmeans_online": Arm({"router.name": "kmeans"}, "online k-means", "#66A61E"),
-    "kmeans_cosine": Arm({"router.name": "kmeans", "router.centres": "direction"}, "online k-means, cosine", "#1B9E77"),
+    "kmeans_online": Arm({"router.name": "online_kmeans"}, "online k-means", "#66A61E"),
+    "kmeans_cosine": Arm(
+        {"router.name": "online_kmeans", "router.centres": "direction"}, "online k-means, cosine", "#1B9E77"
+    ),
     # Frozen, with columns times the factor at which each layer's mean entropy per token is that of the learned arm's
     # layers (language models).
     "frozen_as_sharp": Arm(

@@ -99,7 +99,7 @@ ROUTERS: dict[str, Router] = {
         reads=("experts_per_id",),
         check=check_table,
     ),
-    "kmeans": Router(
+    "online_kmeans": Router(
         lambda node, experts: OnlineKMeansRouter(experts, node.decay, node.centres),
         learns=False,
         settings={
