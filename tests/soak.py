@@ -27,6 +27,8 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
+from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -35,6 +37,10 @@ PATIENCE = 120
 
 #: What the commands of processes run.
 GAUSSIAN = ["--config=experiments/gmm_router.py:smoke", "--config.steps=200", "--config.eval_every=20"]
+DECODER = [
+    "--config=experiments/competition_lm.py:smoke", "--config.seeds=1", "--config.trace.every=1",
+    "--config.phases=until=50% train=router,train=router+experts+trunk",
+]  # fmt: skip
 T5 = ["--config=experiments/t5_mc4.py:smoke", "--config.seeds=1", "--config.steps=40", "--config.eval_every=20"]
 
 #: Bytes of memory that settings may ask for: the soak leaves the rest of the machine alone.
@@ -48,11 +54,16 @@ class Defect(Exception):
 # Commands as processes
 
 
-def start(arguments: list[str], workdir: pathlib.Path, folder: pathlib.Path) -> subprocess.Popen:
+def start(line: list[str], folder: pathlib.Path) -> subprocess.Popen:
+    """Starts a command: the name of its module, and its arguments."""
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "programs"), "PYTHONPATH": f"{ROOT / 'src'}"}
-    line = [sys.executable, "-m", "routed.main", *arguments, f"--workdir={workdir}"]
     return subprocess.Popen(
-        line, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8"
+        [sys.executable, "-m", *line],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
     )
 
 
@@ -71,16 +82,28 @@ def judge(process: subprocess.Popen, codes: tuple[int, ...], last: str) -> None:
         raise Defect(f"exit {process.returncode}: {said[-1500:]}")
 
 
-def reference(name: str, arguments: list[str], folder: pathlib.Path) -> tuple[pathlib.Path, float]:
-    """The workdir of a command that nobody disturbs, and the seconds that it takes once everything is compiled."""
-    path = folder / name
-    if not (path / "seconds").exists():
+class Command(NamedTuple):
+    """A command that is killed: its line for a folder to write, and what tells two such folders apart."""
+
+    name: str
+    line: Callable[[pathlib.Path], list[str]]
+    compare: Callable[[pathlib.Path, pathlib.Path], None]
+    last: str = "finished"
+
+
+def reference(command: Command, folder: pathlib.Path) -> tuple[pathlib.Path, float]:
+    """The folder of a command that nobody disturbs, and the seconds that it takes once everything is compiled."""
+    path, kept = folder / command.name, folder / f"{command.name}.seconds"
+    if not kept.exists():
         shutil.rmtree(path, ignore_errors=True)
-        judge(start(arguments, path, folder), (0,), "finished")
+        judge(start(command.line(path), folder), (0,), command.last)
         begun = time.monotonic()
-        judge(start(arguments, path.with_suffix(".again"), folder), (0,), "finished")
-        (path / "seconds").write_text(str(time.monotonic() - begun), "utf-8")
-    return path, float((path / "seconds").read_text("utf-8"))
+        again = path.with_suffix(".again")
+        shutil.rmtree(again, ignore_errors=True)
+        judge(start(command.line(again), folder), (0,), command.last)
+        command.compare(again, path)
+        kept.write_text(str(time.monotonic() - begun), "utf-8")
+    return path, float(kept.read_text("utf-8"))
 
 
 def compare(work: pathlib.Path, expected: pathlib.Path, maps: bool = True) -> None:
@@ -104,19 +127,30 @@ def compare(work: pathlib.Path, expected: pathlib.Path, maps: bool = True) -> No
         raise Defect(f"differs: {error}") from error
 
 
-def killed(name: str, arguments: list[str], rng: random.Random, folder: pathlib.Path) -> int:
+def same_files(ours: pathlib.Path, theirs: pathlib.Path) -> None:
+    """Bit for bit: every file, but for logs and the name of the folder in a page."""
+    names = [{path.relative_to(top) for path in top.rglob("*") if path.is_file()} for top in (ours, theirs)]
+    if names[0] != names[1]:
+        raise Defect(f"only in one: {names[0] ^ names[1]}")
+    for name in names[0]:
+        mine, other = ((top / name).read_bytes().replace(top.name.encode(), b"NAME") for top in (ours, theirs))
+        if mine != other and name.suffix != ".log":
+            raise Defect(f"{name} differs")
+
+
+def killed(command: Command, rng: random.Random, folder: pathlib.Path) -> int:
     """Kills a command at random times until it comes to its end; the number of kills."""
-    expected, seconds = reference(name, arguments, folder)
+    expected, seconds = reference(command, folder)
     work, kills = pathlib.Path(tempfile.mkdtemp(dir=folder)), 0
     while True:
-        process = start(arguments, work, folder)
+        process = start(command.line(work), folder)
         number = rng.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
         while not takes_signals(process) and process.poll() is None:
             time.sleep(0.001)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(rng.uniform(0, seconds if kills < 6 else 3 * seconds))
         if process.poll() is not None:
-            judge(process, (0,), "finished")
+            judge(process, (0,), command.last)
             break
         process.send_signal(number)
         kills += 1
@@ -127,31 +161,73 @@ def killed(name: str, arguments: list[str], rng: random.Random, folder: pathlib.
             if again:  # at once
                 time.sleep(rng.uniform(0, 0.2))
                 process.send_signal(number)
-            judge(process, (0, 2, 130), "interrupted|finished|saving after")
-    compare(work, expected)
+            judge(process, (0, 2, 130, 143), f"interrupted|saving after|{command.last}")
+    command.compare(work, expected)
     shutil.rmtree(work)
     return kills
 
 
+def run_of(name: str, arguments: list[str]) -> Command:
+    return Command(name, lambda work: ["routed.main", *arguments, f"--workdir={work}"], compare)
+
+
 def kill_gaussian(rng: random.Random, folder: pathlib.Path) -> int:
     """Kills the headline of the Gaussian bench, small."""
-    return killed("gaussian", GAUSSIAN, rng, folder)
+    return killed(run_of("gaussian", GAUSSIAN), rng, folder)
 
 
 def kill_t5(rng: random.Random, folder: pathlib.Path) -> int:
     """Kills the T5, small."""
-    return killed("t5", [*T5, f"--config.data.cache={folder / 'text'}"], rng, folder)
+    return killed(run_of("t5", [*T5, f"--config.data.cache={folder / 'text'}"]), rng, folder)
+
+
+def kill_decoder(rng: random.Random, folder: pathlib.Path) -> int:
+    """Kills a decoder of two phases that writes traces."""
+    return killed(run_of("decoder", [*DECODER, f"--config.data.cache={folder / 'words'}"]), rng, folder)
+
+
+def kill_suite(rng: random.Random, folder: pathlib.Path) -> int:
+    """Kills a quick score card."""
+    line = ["routed.suite", "linear", "--quick"]
+
+    def compare_cards(ours: pathlib.Path, theirs: pathlib.Path) -> None:
+        if (ours / "card.json").read_bytes() != (theirs / "card.json").read_bytes():
+            raise Defect("card.json differs")
+
+    return killed(Command("card", lambda work: [*line, f"--workdir={work}"], compare_cards, ""), rng, folder)
+
+
+def kill_trace(rng: random.Random, folder: pathlib.Path) -> int:
+    """Kills the page of a decoder's traces."""
+    traced, _ = reference(run_of("decoder", [*DECODER, f"--config.data.cache={folder / 'words'}"]), folder)
+    one = min(path.parent for path in traced.rglob("trace.json"))
+    line = ["routed.trace", "report", str(one)]
+    return killed(Command("trace", lambda work: [*line, f"--out={work / 'page.html'}"], same_files, ""), rng, folder)
+
+
+def kill_docs(rng: random.Random, folder: pathlib.Path) -> int:
+    """Kills the pages of results while they take another run in the place of an older one."""
+    new, _ = reference(run_of("gaussian", GAUSSIAN), folder)
+    older, _ = reference(run_of("older/gaussian", [*GAUSSIAN, "--config.seed=7"]), folder)
+
+    def line(docs: pathlib.Path) -> list[str]:
+        if not (docs / "data").exists():
+            judge(start(["routed.report", f"--docs={docs}", str(older)], folder), (0,), "")
+        return ["routed.report", f"--docs={docs}", str(new)]
+
+    return killed(Command("docs", line, same_files, ""), rng, folder)
 
 
 def full_disk(rng: random.Random, folder: pathlib.Path) -> int:
     """A disk of its own that gets full at a random place, then room, then the same command. Root only."""
-    expected, _ = reference("gaussian", GAUSSIAN, folder)
+    expected, _ = reference(run_of("gaussian", GAUSSIAN), folder)
     size = sum(file.stat().st_size for file in expected.rglob("*") if file.is_file())
     disk = pathlib.Path(tempfile.mkdtemp(dir=folder))
     room = int(size * rng.uniform(0.02, 1.3)) >> 10
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}k", "soak", disk], check=True)
     try:
-        process = start(GAUSSIAN, disk / "work", folder)
+        line = run_of("gaussian", GAUSSIAN).line(disk / "work")
+        process = start(line, folder)
         said = process.communicate(timeout=20 * PATIENCE)[1]
         full = process.returncode == 2 and re.search(r"error: disk full while writing .*", said.strip().split("\n")[-1])
         if "Traceback" in said or not (full or process.returncode == 0):
@@ -159,7 +235,7 @@ def full_disk(rng: random.Random, folder: pathlib.Path) -> int:
         if list(disk.rglob("*.writing")):
             raise Defect(f"{room} KiB: left {[str(path) for path in disk.rglob('*.writing')]}")
         subprocess.run(["mount", "-o", "remount,size=1g", disk], check=True)
-        judge(start(GAUSSIAN, disk / "work", folder), (0,), "finished")
+        judge(start(line, folder), (0,), "finished")
         compare(disk / "work", expected)
     finally:
         subprocess.run(["umount", "-l", disk], check=False)
@@ -527,8 +603,11 @@ def told(what: str) -> None:
 
 TRIALS = {
     function.__name__: function
-    for function in (kill_gaussian, kill_t5, full_disk, failed_write, damaged_files, damaged_cache, shards, settings)
-}
+    for function in (
+        kill_gaussian, kill_t5, kill_decoder, kill_suite, kill_trace, kill_docs,
+        full_disk, failed_write, damaged_files, damaged_cache, shards, settings,
+    )
+}  # fmt: skip
 
 
 def worker(name: str, first: int, until: float, folder: str, answers) -> None:
