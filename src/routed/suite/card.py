@@ -1,9 +1,8 @@
-"""The page of a card: sentences, a radar and a table beside the reference, and definitions of scores."""
+"""The page of a card: sentences, a table of scores beside the reference, and definitions of scores."""
 
 from __future__ import annotations
 
 import json
-import math
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -12,16 +11,14 @@ from routed.analysis import wording
 from routed.analysis.statistics import Estimate
 from routed.suite import probes, reference
 
-#: The router of the reference that is drawn first.
+#: The router of the reference that stands beside a card first.
 FIRST = "linear"
 #: The score of a probe that does not apply to a router, in one word for a cell (its spaces break no line).
 NOTHING = "does\N{NO-BREAK SPACE}not\N{NO-BREAK SPACE}apply"
-#: The radar: its size, and its radius at score 1, in units of the picture.
-WIDTH, HEIGHT, RADIUS = 460.0, 380.0, 160.0
 
 
 class Neighbours(NamedTuple):
-    """The routers of the reference beside a card, the name of the first one drawn, and the reason if there are none."""
+    """The routers of the reference beside a card, the name of the first one, and the reason if there are none."""
 
     why_alone: str
     routers: dict[str, Any]
@@ -32,11 +29,10 @@ def page(card: dict[str, Any], stored: dict[str, Any], spec: str) -> str:
     """Renders the page of a card; `spec` is the router's name in the command."""
     neighbours = neighbours_of(card, stored)
     routers = neighbours.routers
-    asked, shapes, compared = probes.chosen(card["suite"]["quick"]), {}, {}
+    asked, compared = probes.chosen(card["suite"]["quick"]), {}
     for name, router in routers.items():
         scores = {probe.name: router["probes"][probe.name]["score"] for probe in asked}
         differences = reference.against(card, router)
-        shapes[name] = outline([score["mean"] for score in scores.values()])
         compared[name] = {probe: _cell(score, differences.get(probe)) for probe, score in scores.items()}
     return wording.render(
         "suite/card.html",
@@ -49,12 +45,8 @@ def page(card: dict[str, Any], stored: dict[str, Any], spec: str) -> str:
         others=list(routers),
         # Without the reason, which the page has in a box of its own.
         sentences=[*filter(None, [card.get("diverged")]), *sentences(card, neighbours._replace(why_alone=""))],
-        radar=radar(card, asked),
-        shapes=shapes,
-        shapes_json=Markup(_script(shapes)),
         compared_json=Markup(_script(compared)),
         compared=compared,
-        size=(WIDTH, HEIGHT),
         learners=_learners(routers),
         card_json=json.dumps(card, indent=1, default=list),
         left_out=[probe.name for probe in probes.PROBES if probe not in asked],
@@ -107,10 +99,10 @@ def _number(score: dict[str, Any], sign: bool = False) -> str:
     return text if score["low"] is None else f"{text} [{score['low']:{form}}, {score['high']:{form}}]"
 
 
-def _cell(score: dict[str, Any], difference: Estimate | None) -> dict[str, str]:
-    """The cell of another router: its mean, its interval, and the side of it on which this card is."""
+def _cell(score: dict[str, Any], difference: Estimate | None) -> dict[str, Any]:
+    """The cell of another router: its mean and its place, its interval, and the side of it on which this card is."""
     mean, _, ends = _number(score).partition(" ")
-    return {"mean": mean, "ends": ends, "away": _side(difference)}
+    return {"mean": mean, "at": score["mean"], "ends": ends, "away": _side(difference)}
 
 
 def _side(difference: Estimate | None) -> str:
@@ -145,49 +137,6 @@ def sentences(card: dict[str, Any], neighbours: Neighbours) -> list[str]:
         why_alone=neighbours.why_alone,
     )
     return Markup(text).unescape().splitlines()
-
-
-def point(index: int, count: int, value: float) -> tuple[float, float]:
-    """The position of a score on an axis of the radar; the first axis points up, others follow clockwise."""
-    angle = 2 * math.pi * index / count
-    return WIDTH / 2 + RADIUS * value * math.sin(angle), HEIGHT / 2 - RADIUS * value * math.cos(angle)
-
-
-def outline(values: list[float | None]) -> str:
-    """The corners of a router's polygon, as SVG writes them; a missing value is at 0."""
-    return _corners([point(i, len(values), value or 0.0) for i, value in enumerate(values)])
-
-
-def _corners(points: list[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-def radar(card: dict[str, Any], asked: tuple[probes.Probe, ...]) -> dict[str, Any]:
-    """The shapes of the radar: axes with labels, rings, polygons of the learned and the frozen router, intervals."""
-    count, scores = len(asked), [card["probes"][probe.name] for probe in asked]
-    axes = []
-    for index, probe in enumerate(asked):
-        x, y = point(index, count, 1.09)
-        anchor = "middle" if abs(x - WIDTH / 2) < 12 else "start" if x > WIDTH / 2 else "end"
-        axes.append({"name": probe.name, "end": point(index, count, 1.0), "x": x, "y": y + 4, "anchor": anchor})
-    spans = [
-        (*point(i, count, of_probe["score"]["low"]), *point(i, count, of_probe["score"]["high"]))
-        for i, of_probe in enumerate(scores)
-        if of_probe["score"]["low"] is not None
-    ]
-    frozen = {i: of_probe["frozen"]["mean"] for i, of_probe in enumerate(scores) if of_probe.get("frozen")}
-    means = {i: of_probe["score"]["mean"] for i, of_probe in enumerate(scores)}
-    means = {i: mean for i, mean in means.items() if mean is not None}
-    return {
-        "axes": axes,
-        "rings": [(level, outline([level] * count), point(0, count, level)[1]) for level in (0.25, 0.5, 0.75, 1.0)],
-        # A probe that does not apply, or without a frozen self, has no corner: the line passes by its axis.
-        "learned": _corners([point(i, count, mean) for i, mean in means.items()]),
-        "dots": [point(i, count, mean) for i, mean in means.items()],
-        "frozen": _corners([point(i, count, mean) for i, mean in frozen.items()]),
-        "spans": spans,
-        "centre": (WIDTH / 2, HEIGHT / 2),
-    }
 
 
 def as_text(card: dict[str, Any], stored: dict[str, Any]) -> str:

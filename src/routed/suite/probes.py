@@ -156,7 +156,7 @@ PROBES: tuple[Probe, ...] = (
         mean_explained,
     ),
     Probe(
-        "starts",
+        "recovery",
         "Does it use all experts after a bad start?",
         "(exp H(load) - 1) / (E - 1) of the choices after training at top-1 on inputs whose common mean is 3 along"
         " every dimension, where their noise has a standard deviation of 1.",
@@ -167,7 +167,7 @@ PROBES: tuple[Probe, ...] = (
         quick=True,
     ),
     Probe(
-        "keeps",
+        "stability",
         "Does it keep its choices?",
         "1 - churn, the share of tokens whose expert is another than 250 steps before; mean over the second half of"
         " training.",
@@ -178,7 +178,7 @@ PROBES: tuple[Probe, ...] = (
         quick=True,
     ),
     Probe(
-        "adapts",
+        "adaptation",
         "Does it change its choices when data change?",
         "E at the end, where the two mixtures of the inputs change places half way: what decided the target no longer"
         " does.",
@@ -200,7 +200,7 @@ PROBES: tuple[Probe, ...] = (
         quick=True,
     ),
     Probe(
-        "unequal",
+        "imbalance",
         "Does it serve rare clusters?",
         "E on clusters that are tested equally often, where training has them by Zipf's law (exponent 1).",
         "Experts are not all spent on what is frequent.",
@@ -271,6 +271,10 @@ PROBES: tuple[Probe, ...] = (
 )
 
 
+#: Names of probes in the digest of version 1, which had verbs for names.
+_OLD_NAMES = {"recovery": "starts", "stability": "keeps", "adaptation": "adapts", "imbalance": "unequal"}
+
+
 def chosen(quick: bool) -> tuple[Probe, ...]:
     """The probes of a card."""
     return tuple(probe for probe in PROBES if probe.quick or not quick)
@@ -288,9 +292,10 @@ def sweep(quick: bool) -> tuple[Point, ...]:
 
 def digest(quick: bool = False) -> str:
     """A hash of the runs of a card's probes and of their scores' definitions: equal for comparable cards."""
-    points = {probe.name: [with_old_names(point) for point in probe.points] for probe in chosen(quick)}
     content: list[Any] = [VERSION, with_old_names(settings(quick)), LEARNED, SELF, FIXED]
-    content += [[probe.name, probe.definition, _E, points[probe.name]] for probe in chosen(quick)]
+    for probe in chosen(quick):
+        points = [with_old_names(point) for point in probe.points]
+        content.append([_OLD_NAMES.get(probe.name, probe.name), probe.definition, _E, points])
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
