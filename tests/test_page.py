@@ -110,9 +110,17 @@ def test_the_answer_tells_first_what_speaks_against_the_claims():
     assert found[2].rests.endswith("one seed") and found[-1].says == "2 more, below"
 
 
+def test_a_page_begins_with_its_first_judged_claims():
+    claims = [claim("not judged"), claim("supported"), claim("opposite", text="a 2 against b 1; ratio 0.5 [0.4, 0.6]")]
+    assert answer.in_short(claims) == (
+        "A beats b (ratio 2 [1.5, 2.5], n = 5); the opposite of: a beats b (ratio 0.5 [0.4, 0.6], n = 5)."
+        " Of 3 claims: 1 opposite, 1 supported, 1 not judged."
+    )
+
+
 def test_nothing_is_answered_by_a_smoke_run():
     claims = [claim("not judged", reason="a smoke run shows that the figure runs, not what it finds")] * 2
-    assert answer.summary(claims).startswith("Nothing can be said yet") and not answer.answer(claims)
+    assert answer.in_short(claims).startswith("Nothing can be said yet") and not answer.answer(claims)
     assert "figures and tables" in answer.summary([])
 
 

@@ -35,6 +35,21 @@ VERDICTS: dict[str, str] = {
     "not run": "Not run:",
 }
 
+#: verdict -> how it begins in the first sentence of a page, which has the first judged claims of an experiment.
+IN_SHORT = {
+    "supported": "",
+    "exact": "",
+    "reproduced": "",
+    "opposite": "the opposite of: ",
+    "exact opposite": "the opposite of: ",
+    "not reproduced": "not reproduced: ",
+    "inconclusive": "open: ",
+    "underpowered": "open: ",
+}
+
+#: Claims in that sentence, at most.
+IN_FIRST_SENTENCE = 3
+
 #: Points of the terminal's table of arms, at most, beside the first.
 COLUMNS = 3
 
@@ -77,6 +92,14 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> str:
         reason = next((claim["reason"] or claim["text"] for claim in claims), "nothing of theirs has run")
         return f"Nothing can be said yet: of {len(claims)} claims none is judged ({reason})."
     return f"Of {len(claims)} claim{'s' * (len(claims) > 1)}: {numbers(counts)}."
+
+
+def in_short(claims: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the first judged claims as one sentence with their effects and seeds, and the counts of all verdicts."""
+    first = [claim for claim in claims if claim["verdict"] in IN_SHORT][:IN_FIRST_SENTENCE]
+    told = [f"{IN_SHORT[c['verdict']]}{c['statement']} ({c['text'].rpartition('; ')[2]}, n = {c['n']})" for c in first]
+    sentence = "; ".join(told).replace("+-", "±")
+    return f"{sentence[0].upper()}{sentence[1:]}. {summary(claims)}" if sentence else summary(claims)
 
 
 def answer(claims: Sequence[Mapping[str, Any]]) -> list[Sentence]:

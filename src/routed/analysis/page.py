@@ -71,7 +71,7 @@ def write(workdir: pathlib.Path, module: types.ModuleType, config: ConfigDict, t
     part = make_part([workdir], module, config, table)
     write_files(workdir, part)
     write_page(workdir / "report.html", [part])
-    return "\n".join(filter(None, [part["diverged"], as_text(part)]))
+    return as_text(part)
 
 
 def write_unfinished(
@@ -148,7 +148,7 @@ def make_part(
         "question": document.splitlines()[0] if document else config.name,
         "line": asked.line if config.figure else "",
         "claims": points.add(judged, points.claims_of(asked, config, table, swept), table, config, swept, data.own),
-        "in_short": f"{lost} {answer.summary(judged)}".strip(),
+        "in_short": f"{lost} {answer.in_short(judged)}".strip(),
         "diverged": lost,
         "answer": answer.answer(judged),
         "behind": arms.behind(data),
