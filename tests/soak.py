@@ -393,6 +393,100 @@ def damaged_files(rng: random.Random, folder: pathlib.Path) -> int:
     return 1
 
 
+def edit_config(work: pathlib.Path, rng: random.Random) -> str:
+    """Changes, removes or adds a value of config.json, with the digest as it was."""
+    path = work / "config.json"
+    content = json.loads(path.read_text("utf-8"))
+    inner = content["config"] if rng.random() < 0.5 else content
+    key = rng.choice(sorted(inner))
+    value = rng.choice(
+        (None, 0, -1, 7, 0.5, float("nan"), 1e300, True, "x", "<script>", "../..", "gmm:smoke", [], {}, [1])
+    )
+    if rng.random() < 0.15:
+        del inner[key]
+    else:
+        inner[key] = value
+    path.write_text(json.dumps(content), "utf-8")
+    return f"config.json {key}={value!r}"
+
+
+def edit_rows(work: pathlib.Path, rng: random.Random) -> str:
+    """Changes the rows of both copies of the table, as another tool writes them."""
+    import numpy as np
+    import pandas as pd
+
+    edits = {
+        "half the loss of an arm": lambda t: t.assign(**{"test/loss": t["test/loss"].where(t.arm != "learned", 0.5)}),
+        "a seed's rows twice": lambda t: pd.concat([t, t[t.seed == t.seed.min()]]),
+        "a last evaluation is gone": lambda t: t[~((t.seed == t.seed.min()) & (t.step == t.step.max()))],
+        "arms change places": lambda t: t.assign(arm=t.arm.replace({"learned": "frozen", "frozen": "learned"})),
+        "NaN losses": lambda t: t.assign(**{"test/loss": np.nan}),
+        "a column less": lambda t: t.drop(columns=[rng.choice([*t])]),
+        "keys of strangers": lambda t: t.assign(run="x" + t.run),
+        "no rows": lambda t: t.iloc[:0],
+        "texts for numbers": lambda t: t.assign(**{"test/loss": t["test/loss"].astype(str)}),
+        "an unknown arm": lambda t: t.assign(arm="<script>alert(1)</script>"),
+    }
+    name = rng.choice([*edits])
+    for path in (work / "results.parquet", work / ".results.copy.parquet"):
+        if path.exists():
+            edits[name](pd.read_parquet(path)).to_parquet(path, index=False)
+    return f"results.parquet: {name}"
+
+
+def edit_maps(work: pathlib.Path, rng: random.Random) -> str:
+    """Changes the arrays of the maps: other values or other shapes."""
+    import numpy as np
+
+    arrays, flat = dict(np.load(work / "routing.npz")), rng.random() < 0.5
+    np.savez(work / "routing.npz", **{k: np.zeros(3, v.dtype) if flat else np.ones_like(v) for k, v in arrays.items()})
+    return "routing.npz"
+
+
+def replace_path(work: pathlib.Path, rng: random.Random) -> str:
+    """Puts a file, a folder, a loop or nothing in the place of a file or a folder of the workdir."""
+    names = (*sorted(path.name for path in work.iterdir()), "checkpoints", "results", "traces", ".lock")
+    path, how = work / rng.choice(names), rng.choice(("nothing", "file", "folder", "loop", "elsewhere"))
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if how == "file":
+        path.write_text("x", "utf-8")
+    elif how == "folder":
+        (path / "inner").mkdir(parents=True)
+    elif how in ("loop", "elsewhere"):
+        path.symlink_to(path.name if how == "loop" else work.parent / "elsewhere")
+    return f"{path.name}: {how}"
+
+
+def edited_workdirs(rng: random.Random, folder: pathlib.Path) -> int:
+    """Edits a finished workdir as people do; its command and its report refuse that, or give what they gave before."""
+    from routed.contracts import UserError
+    from tests.test_command_line import reported, write_experiment
+
+    expected = finished(folder)
+    work = pathlib.Path(tempfile.mkdtemp(dir=folder)) / "work"
+    shutil.copytree(expected, work)
+    what = rng.choice((edit_config, edit_config, edit_rows, edit_rows, edit_maps, replace_path, replace_path))(
+        work, rng
+    )
+    said = ""
+    if again := rng.random() < 0.5:
+        said = tiny(work, folder)
+    else:
+        try:
+            reported(work, f"--experiment={write_experiment(folder)}")
+        except UserError as error:
+            said = str(error)
+    if "\n" in said or len(said) > 2500:
+        raise Defect(f"{what}: {said}")
+    if not said and (again or (work / "results.parquet").is_file()):
+        try:
+            compare(work, expected, maps="routing.npz" not in what)
+        except Defect as defect:
+            raise Defect(f"{what}, {'the command' if again else 'its report'} said nothing: {defect}") from defect
+    shutil.rmtree(work.parent)
+    return 1
+
+
 def damaged_cache(rng: random.Random, folder: pathlib.Path) -> int:
     """Damages entries of the token cache; what is loaded must be what was made."""
     import numpy as np
@@ -605,7 +699,7 @@ TRIALS = {
     function.__name__: function
     for function in (
         kill_gaussian, kill_t5, kill_decoder, kill_suite, kill_trace, kill_docs,
-        full_disk, failed_write, damaged_files, damaged_cache, shards, settings,
+        full_disk, failed_write, damaged_files, edited_workdirs, damaged_cache, shards, settings,
     )
 }  # fmt: skip
 
