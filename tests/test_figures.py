@@ -603,7 +603,7 @@ def test_every_claim_has_a_line_for_each_point():
 
 def test_the_terminal_says_of_which_point_a_line_is_and_counts_the_others():
     """The claim is at 8,192 samples, and as no side names experts at the most of them, where .2 / .2 tells nothing."""
-    rest = {"gap": [], "shares": [], "behind": [], "by_point": []}
+    rest = {"gap": [], "shares": [], "behind": [], "by_point": [], "in_short": ""}
     told = answer.as_text({"claims": [judged()["fair"]]} | rest).splitlines()
     assert (
         told[-1].strip()

@@ -127,7 +127,7 @@ def test_every_failure_is_one_line_with_what_to_do(monkeypatch):
 #: Stands for the process of a part: case `dies` takes it down, `fails` ends it behind its record, `hangs` hangs.
 STAND_IN = """
 import json, sys, time
-for case in sys.argv[1:]:
+for case in CASES:
     if case == "dies":
         sys.exit("CHECK failed: boom")
     if case == "hangs":
@@ -147,7 +147,9 @@ def stand_ins(monkeypatch):
         parts = {name: gpu_parts.Part(1.5, dict.fromkeys(each), patience) for name, each in cases.items()}
         monkeypatch.setattr(gpu, "PARTS", parts)
         monkeypatch.setattr(gpu, "part_of", parts.get)
-        monkeypatch.setattr(gpu, "command", lambda part, cases, *_: [sys.executable, "-c", STAND_IN, *cases])
+        monkeypatch.setattr(
+            gpu, "command", lambda part, cases, *_: [sys.executable, "-c", f"CASES = {cases}{STAND_IN}"]
+        )
 
     return set_parts
 

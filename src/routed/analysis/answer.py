@@ -97,8 +97,8 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> str:
 def in_short(claims: Sequence[Mapping[str, Any]]) -> str:
     """Returns the first judged claims as one sentence with their effects and seeds, and the counts of all verdicts."""
     first = [claim for claim in claims if claim["verdict"] in IN_SHORT][:IN_FIRST_SENTENCE]
-    told = [f"{IN_SHORT[c['verdict']]}{c['statement']} ({c['text'].rpartition('; ')[2]}, n = {c['n']})" for c in first]
-    sentence = "; ".join(told).replace("+-", "±")
+    parts = [f"{IN_SHORT[c['verdict']]}{c['statement']} ({c['text'].rpartition('; ')[2]}, n = {c['n']})" for c in first]
+    sentence = "; ".join(parts).replace("+-", "±")
     return f"{sentence[0].upper()}{sentence[1:]}. {summary(claims)}" if sentence else summary(claims)
 
 
