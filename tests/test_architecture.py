@@ -98,12 +98,13 @@ print(json.dumps({kind: sorted(names) for kind, names in tables.items()}))
 #: Parts that one experiment uses, and stay: the page that offers them to users, or the reason.
 GENERIC = {
     "method.md": {  # controls of any experiment on samples or text
-        "decoder_active", "frozen_as_sharp", "kmeans_fitted", "kmeans_online", "learned_top1_balanced", "learned_top2",
+        "frozen_as_sharp", "kmeans_fitted", "kmeans_online", "learned_top1_balanced", "learned_top2",
         "learned_top2_balanced", "oracle_language", "self_routed", "transplant",
     },
-    "layer.md": {"expert_choice", "ffn", "group_limited", "hash_id", "hyper", "jitter", "sinkhorn"},  # the layer as a library
+    # The layer as a library.
+    "layer.md": {"expert_choice", "group_limited", "hash_id", "hyper", "jitter", "sinkhorn"},
     "figures.md": {"against", "forest", "sample"},
-    "running.md": {"decoder", "files", "mc4_jsonl"},
+    "running.md": {"mc4_jsonl"},
     "read as cifar10 is": {"cifar100"},
     "the schedule of T5, beside the other schedules": {"rsqrt"},
 }  # fmt: skip
