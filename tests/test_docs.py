@@ -1,8 +1,13 @@
 """The files of docs/extending.md are experiments of at most 30 lines, run by their commands, and keep their word."""
 
+import importlib
+import json
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
+from collections import ChainMap
 from unittest import mock
 
 import jax
@@ -21,7 +26,7 @@ from routed.layer.rule import selection_rule
 from routed.metrics import router as metrics
 from routed.models.single_layer import SITE
 from routed.plan import arms, experiment, listing, points
-from routed.plan.config import canonical, declared, problem_of
+from routed.plan.config import CHOICES, canonical, declared, problem_of
 from routed.plan.config import traced as every_traced
 from routed.plan.runs import plan_runs
 from routed.settings.tree import node_of, override, value_of
@@ -29,6 +34,7 @@ from routed.tasks import worlds
 from routed.training import task_losses
 from routed.training.problem import Inputs
 from routed.training.program import streams
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.slow  # processes, or several programs to compile
 
@@ -137,6 +143,26 @@ def test_a_section_has_one_file_of_at_most_30_lines_and_its_command(heading):
     assert lines[0].startswith('"""') and lines[0].endswith('?"""')
     file, _, _ = command(heading)
     assert f'"name": "{file.removesuffix(".py")}"' in block(heading) or f'make_config("{file[:-3]}"' in block(heading)
+
+
+#: Prints the names in dicts, `module.NAME`, before a paper adds to them.
+NAMES_IN = """
+import importlib, json, sys
+dicts = [name.rpartition(".") for name in sys.argv[1:]]
+print(json.dumps([[*getattr(importlib.import_module(module), name)] for module, _, name in dicts]))
+"""
+
+
+def test_the_table_of_parts_has_their_names():
+    rows = re.findall(r"^\| [^|]+ \| `(routed[\w.]+)` \| [^|]+ \| ([^|]+) \|$", TEXT, re.MULTILINE)
+    line = [sys.executable, "-c", NAMES_IN, *(name for name, _ in rows)]
+    found = json.loads(subprocess.run(line, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout)
+    expected = [", ".join(f"`{name}`" for name in names) for names in found]
+    told = [names if names.startswith("`") else expected[i] for i, (_, names) in enumerate(rows)]
+    assert told == expected and len(rows) == 21
+    named = {id(choice.parts) for choice in CHOICES.values() if not isinstance(choice.parts, ChainMap)}
+    tables = [getattr(importlib.import_module(m), n) for m, _, n in (name.rpartition(".") for name, _ in rows)]
+    assert named - {*map(id, tables)} == {id(CHOICES["data.name"].parts), id(CHOICES["model"].parts)}  # tasks and texts
 
 
 def test_there_are_fourteen_sections():

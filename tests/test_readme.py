@@ -89,7 +89,7 @@ def test_files_that_the_readme_runs_are_on_the_page_that_it_names():
     for line in mine:
         file = line.split()[1].removeprefix("--config=").partition(":")[0]
         assert any(known.startswith("$P --config=" + file) for known in indented(extending)), line
-    (card,) = [line for line in indented(PAGES[0]) if "routed suite" in line]
+    (card,) = [line for line in indented(PAGES[0]) if "routed suite my_" in line]
     file, _, name = card.split()[-1].partition(":")
     assert f'ROUTERS["{name}"]' in extending.read_text() and f"--config={file}" in extending.read_text()
 
