@@ -50,6 +50,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return LINK.sub(moved, markdown)
 
 
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Makes the links of HTML and of notebooks to pages right, which mkdocs leaves as they are."""
+    return re.sub(r'(href="(?!\w+:)[\w/.-]+)\.md(["#])', r"\1.html\2", html)
+
+
 def _place(uri: str) -> str:
     """Returns the path in the repository of a page of the site."""
     return uri if uri in PAGES else f"docs/{uri}"

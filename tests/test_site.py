@@ -24,7 +24,8 @@ def test_the_site_builds_strictly_and_its_links_lead_somewhere(tmp_path):
         if page.name == "404.html":
             continue
         for address in re.findall(r'(?:href|src|srcset)="([^"#?:]+)["#?]', page.read_text("utf-8")):
-            if not (page.parent / address).is_file():
+            target = page.parent / address
+            if not (target / "index.html" if target.is_dir() else target).is_file():
                 lost.append(f"{page.relative_to(tmp_path)}: {address}")
     assert not lost
 
