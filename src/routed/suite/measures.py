@@ -14,7 +14,9 @@ from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
 from routed.plan.config import canonical, problem_of, traced
+from routed.routers import ROUTERS
 from routed.settings.tree import node_of, override
+from routed.suite import torch_router
 from routed.suite.subject import scores_of
 from routed.training.objective import training_loss
 from routed.training.problem import Inputs
@@ -81,7 +83,11 @@ def cost(config: ConfigDict) -> Cost:
         init, apply = scores_of(router_config, experts)
         variables = jax.jit(init)(jax.random.key(1), x)
         compiled = jax.jit(apply).lower(variables, x).compile()
-        flops.append(float((compiled.cost_analysis() or {}).get("flops", 0.0)))
+        module = ROUTERS[router_config.router.name].make(node_of(canonical(router_config)).router, experts)
+        if isinstance(module, torch_router.TorchRouter):  # XLA sees nothing of a callback
+            flops.append(torch_router.flops(module.made, (dim, experts), tokens))
+        else:
+            flops.append(float((compiled.cost_analysis() or {}).get("flops", 0.0)))
         runs.append(partial(compiled, variables, x))
     seconds = np.array([[_seconds(run) for run in runs] for _ in range(TIMED)])
     return Cost(flops[0], flops[1], *np.median(seconds, axis=0).tolist())

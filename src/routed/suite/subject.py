@@ -24,7 +24,7 @@ from routed.routers import ROUTERS, Router, router_context
 from routed.routers.scores import check_scores
 from routed.settings.renamed import old_name
 from routed.settings.tree import flatten, node_of, override, parse
-from routed.suite import probes
+from routed.suite import probes, torch_router
 
 #: The number of tokens that a router is tried on before anything runs, and numbers of experts.
 TOKENS, COUNTS = 6, (5, 8)
@@ -45,8 +45,8 @@ class Subject(NamedTuple):
 def find(spec: str, given: list[str], quick: bool) -> Subject:
     """Finds the router of FILE.py:NAME, FILE.py or a built-in NAME, with its settings `given` as router.KEY=VALUE.
 
-    NAME is a key that the file adds to ROUTERS, a `Router`, or a class of Flax modules that takes the number of experts
-    alone.
+    NAME is a key that the file adds to ROUTERS, a `Router`, a class of Flax modules that takes the number of experts
+    alone, or a class of PyTorch modules (`torch_router`).
 
     Raises:
       UserError: no such file or name, not a router, a setting that it does not have, or scores of a wrong shape.
@@ -118,9 +118,7 @@ def _of_file(path: str, name: str) -> str:
     before = dict(ROUTERS)
     module = experiment_files.load(path, needs=())
     added = {key: part for key, part in ROUTERS.items() if before.get(key) is not part}
-    classes = [
-        key for key, value in vars(module).items() if _is_flax_class(value) and value.__module__ == module.__name__
-    ]
+    classes = [key for key, value in vars(module).items() if _is_class(value) and value.__module__ == module.__name__]
     if taken := [key for key in (*added, name) if any(before.get(key) is part for part in PACKAGED)]:
         raise UserError(
             f"{path}: {taken[0]} is a built-in router, which scores are measured against: give yours another name"
@@ -141,24 +139,27 @@ def _of_file(path: str, name: str) -> str:
 
 
 def _router_from(module: types.ModuleType, path: str, name: str, candidates: list[str]) -> Router:
-    """The router of this name in a module: a `Router`, or a class of Flax modules."""
+    """The router of this name in a module: a `Router`, or a class of Flax or PyTorch modules."""
     value = vars(module).get(name)
     if value is None:
         names = ", ".join(candidates) or "none"
         raise UserError(f"{path}: has no {name}{nearest(name, candidates)}; its routers: {names}")
     if isinstance(value, Router):
         return value
-    if not _is_flax_class(value):
+    if torch_router.is_class(value):
+        return torch_router.router_of(value)
+    if not _is_class(value):
         kind = f"the class {value.__name__}" if isinstance(value, type) else f"of the type {type(value).__name__}"
         raise UserError(
-            f"{path}:{name}: is no router but {kind}: name a key of ROUTERS, a Router, or a Flax module that is made"
-            " with the number of experts alone"
+            f"{path}:{name}: is no router but {kind}: name a key of ROUTERS, a Router, a Flax module that is made"
+            " with the number of experts alone, or a PyTorch module that is made with (dimensions, experts)"
         )
     return Router(lambda config, experts: value(experts), tokens=("rows",))
 
 
-def _is_flax_class(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, nn.Module)
+def _is_class(value: Any) -> bool:
+    """Returns True for a class of Flax or of PyTorch modules."""
+    return (isinstance(value, type) and issubclass(value, nn.Module)) or torch_router.is_class(value)
 
 
 def scores_of(config: ConfigDict, experts: int) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:

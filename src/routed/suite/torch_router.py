@@ -1,0 +1,159 @@
+"""Routers written in PyTorch, as Flax modules: callbacks fetch their scores and gradients from PyTorch.
+
+A router is a class of `torch.nn.Module` that is made with (dimensions, experts), or with (experts) if it finds the
+dimensions itself (`nn.LazyLinear`). It maps tokens [T, D] to scores [T, E]. Training, data, arms and scores of a card
+are those of any other router, so cards of both libraries are comparable.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt32
+
+from routed.contracts import UserError
+from routed.routers import Router
+
+#: Tokens on which a module is tried.
+TOKENS = 3
+
+#: Devices call in threads of their own, and `functional_call` puts parameters into a module that they share.
+_LOCK = threading.Lock()
+
+
+def is_class(value: Any) -> bool:
+    """Returns True for a class of PyTorch modules; imports no PyTorch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, type) and issubclass(value, torch.nn.Module)
+
+
+def router_of(made: type) -> Router:
+    """Returns the router of a class of PyTorch modules."""
+    return Router(lambda node, experts: TorchRouter(made, experts), tokens=("rows",))
+
+
+class TorchRouter(nn.Module):
+    """The scores of a PyTorch module, whose parameters are those of this module, by name."""
+
+    made: type
+    experts: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "T ..."], **context) -> Float[Array, "T E"]:
+        rows = x.reshape(len(x), -1).astype(jnp.float32)
+        sizes = (rows.shape[1], self.experts)
+        like = {
+            name: jax.ShapeDtypeStruct(value.shape, np.float32) for name, value in initial(self.made, sizes).items()
+        }
+
+        def init(key):
+            draw = functools.partial(initial, self.made, sizes)
+            return jax.pure_callback(draw, like, jax.random.bits(key), vmap_method="sequential")
+
+        params = self.param("torch", init)
+        seed = jax.random.bits(self.make_rng("noise")) if self.has_rng("noise") else jnp.uint32(0)
+        return _scores(self.made, sizes, params, rows, seed).astype(x.dtype)
+
+
+def flops(made: type, sizes: tuple[int, int], tokens: int) -> float:
+    """Returns the FLOPs of the products of a forward pass, as PyTorch counts them."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        _module(made, sizes)(torch.zeros(tokens, sizes[0]))
+    return float(counter.get_total_flops())
+
+
+def initial(made: type, sizes: tuple[int, int], seed: Any = 0) -> dict[str, np.ndarray]:
+    """Returns fresh parameters by name, drawn from a seed."""
+    named = _module(made, sizes, int(seed)).named_parameters()
+    return {name: value.detach().numpy().astype(np.float32) for name, value in named}
+
+
+@functools.lru_cache(64)
+def _module(made: type, sizes: tuple[int, int], seed: int = 0) -> Any:
+    """Returns a module that was tried on tokens.
+
+    Raises:
+      UserError: its scores are no floats [T, E], or its buffers move in training.
+    """
+    import torch
+
+    dims, experts = sizes
+    required = [p for p in inspect.signature(made).parameters.values() if p.default is p.empty and p.kind < 2]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module = made(experts) if len(required) == 1 else made(dims, experts)
+        tokens = torch.randn(TOKENS, dims)
+        module(tokens)  # gives lazy parameters their shapes
+        before = {name: value.clone() for name, value in module.named_buffers()}
+        scores = module(tokens)
+    if not isinstance(scores, torch.Tensor) or scores.shape != (TOKENS, experts) or not scores.is_floating_point():
+        shape = list(getattr(scores, "shape", ())) or type(scores).__name__
+        raise UserError(f"{made.__name__}: scores of {TOKENS} tokens are {shape}, must be floats [{TOKENS}, {experts}]")
+    moved = [name for name, value in module.named_buffers() if not torch.equal(value, before[name])]
+    if moved:
+        raise UserError(f"{made.__name__}: buffer {moved[0]} moves in training: write this router in Flax, with state")
+    return module
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _scores(
+    made: type, sizes: tuple[int, int], params: dict[str, Array], x: Float[Array, "T D"], seed: UInt32[Array, ""]
+) -> Float[Array, "T E"]:
+    """The scores; differentiable in the parameters and the tokens."""
+    like = jax.ShapeDtypeStruct((len(x), sizes[1]), np.float32)
+    return jax.pure_callback(functools.partial(_forward, made, sizes), like, params, x, seed, vmap_method="sequential")
+
+
+def _keep(made, sizes, params, x, seed):
+    return _scores(made, sizes, params, x, seed), (params, x, seed)
+
+
+def _pull(made, sizes, kept, cotangent):
+    params, x, seed = kept
+    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (params, x))
+    call = functools.partial(_backward, made, sizes)
+    return *jax.pure_callback(call, like, params, x, seed, cotangent, vmap_method="sequential"), None
+
+
+_scores.defvjp(_keep, _pull)
+
+
+def _call(made, sizes, params, x, seed):
+    """Returns scores, and the tensors of parameters and tokens that they depend on."""
+    import torch
+
+    named = {name: torch.tensor(np.asarray(value), requires_grad=True) for name, value in params.items()}
+    tokens = torch.tensor(np.asarray(x), requires_grad=True)
+    module = _module(made, sizes)
+    with _LOCK, torch.random.fork_rng():
+        torch.manual_seed(int(seed))
+        return torch.func.functional_call(module, named, (tokens,)), named, tokens
+
+
+def _forward(made, sizes, params, x, seed) -> np.ndarray:
+    scores, _, _ = _call(made, sizes, params, x, seed)
+    return scores.detach().numpy().astype(np.float32)
+
+
+def _backward(made, sizes, params, x, seed, cotangent) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Returns the gradients of the parameters and of the tokens; 0 where scores do not depend on them."""
+    import torch
+
+    scores, named, tokens = _call(made, sizes, params, x, seed)
+    inputs, found = [*named.values(), tokens], [None] * (len(named) + 1)
+    if scores.requires_grad:
+        given = torch.tensor(np.asarray(cotangent)).to(scores.dtype)
+        found = torch.autograd.grad(scores, inputs, given, allow_unused=True)
+    arrays = [np.zeros(i.shape, np.float32) if g is None else g.numpy() for i, g in zip(inputs, found, strict=True)]
+    return dict(zip(named, arrays[:-1], strict=True)), arrays[-1]
