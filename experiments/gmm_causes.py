@@ -63,7 +63,9 @@ PROTOCOL = gmm.PROTOCOL | {
 #: Constant experts, with as many samples as gmm_router:fig2a has.
 CONSTANT = gmm.CONSTANT | {"data.samples": gmm.MANY_SAMPLES["default"][-1], "seeds": 12}
 
-SCALES = gmm.SCALES | {"paper": lambda config: {"seeds": max(10, config.seeds)}}
+SCALES = {name: gmm.SCALES[name] for name in ("smoke", "default")} | {
+    "paper": lambda config: {"seeds": max(10, config.seeds)}
+}
 
 
 # Constant experts

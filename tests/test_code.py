@@ -245,7 +245,7 @@ def test_a_workdir_of_other_code_is_refused_by_name(files, monkeypatch, capsys):
     write(files, '"tiny.claim", "s"', '"tiny.claim", "reworded"')
     command(*small)
     said = capsys.readouterr().out
-    assert said == whole.replace("tiny.claim: s", "tiny.claim: reworded")
+    assert said == whole.replace("tiny.claim: s", "tiny.claim: reworded").replace("Open: s", "Open: reworded")
     monkeypatch.setattr("routed.engine.results.VERSION", "9.9")
     assert f"holds results of routed {code.VERSION}, this is 9.9: choose another --workdir, or install" in refusal(
         *small

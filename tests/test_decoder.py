@@ -589,7 +589,8 @@ def test_the_balance_loss_may_be_of_all_layers_together():
 
     def of(frozen=False, **changes):
         node = node_of(override(asked, changes), {"router.frozen": jnp.array(frozen)})
-        return float(objective._auxiliary(problem, node, outputs.sites, params, 0, {}, frozen))
+        total, _ = objective._auxiliary(problem, node, outputs.sites, params, 0, {}, jnp.array(frozen))
+        return float(total)
 
     assert of() == pytest.approx(float(expected + 0.1 * z), rel=1e-5)
     assert abs(of(**{"losses.balance_scope": "batch"}) - of()) > 1e-4

@@ -430,14 +430,16 @@ def test_a_metric_column_and_a_plot(tmp_path):
     values = table["router/certainty"]
     assert (values > 1 / config.experts.count).all() and (values < 1).all() and values.nunique() > 2
     assert "router/certainty" in set(part["table"].metric)
-    (figure,) = part["figures"]
+    figure, automatic = part["figures"]
     (panel,) = figure["drawn"].panels
-    assert panel.x.label == "largest probability of a token, mean"
+    assert automatic["name"] == "own" and panel.x.label == "largest probability of a token, mean"
     assert panel.y.label == "top-1 test loss (1 = trivial)"
     drawn = sorted(row["x"] for row in panel.rows["dots"])
     np.testing.assert_allclose(drawn, sorted(values[table.step == 2]), rtol=1e-4)
     assert figure["caption"].startswith("A point is a run")
-    assert {file.name for file in (tmp_path / "work" / "figures").iterdir()} == {"certainty.svg", "certainty.png"}
+    assert {file.name for file in (tmp_path / "work" / "figures").iterdir()} == {
+        f"{name}.{kind}" for name in ("certainty", "own") for kind in ("svg", "png")
+    }
 
 
 def unread(text):

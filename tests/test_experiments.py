@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from routed.analysis import page, plots
+from routed.contracts import UserError
 from routed.engine import execution, results
 from routed.engine.devices import make_mesh
 from routed.engine.rows import plain_value
@@ -21,7 +22,11 @@ from routed.settings.tree import flatten, override, value_of
 FILES = sorted(str(p) for p in (pathlib.Path(__file__).parent.parent / "experiments").glob("*.py"))
 MODULES = {f: experiment.load(f) for f in FILES}
 VARIANTS = [
-    (f, figure, scale) for f, m in MODULES.items() for figure in m.FIGURES for scale in getattr(m, "SCALES", SCALES)
+    (f, figure, scale)
+    for f, m in MODULES.items()
+    for figure in m.FIGURES
+    for scale in getattr(m, "SCALES", SCALES)
+    if not (figure and scale == "quick")
 ]
 #: The ids of the claims of every variant: verdicts are cited by them, so none changes.
 CLAIM_IDS = {
@@ -34,6 +39,11 @@ CLAIM_IDS = {
 
 def spec(file, figure, scale):
     return f"{file}:{figure},{scale}" if figure else f"{file}:{scale}"
+
+
+def test_scale_quick_is_of_the_headline():
+    with pytest.raises(UserError, match="gmm_router:fig3,quick: scale quick is of the first figure alone"):
+        experiment.configure("gmm_router:fig3,quick", [])
 
 
 @pytest.mark.parametrize(

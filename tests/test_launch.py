@@ -570,11 +570,11 @@ def test_tpu_without_git_copies_nothing(fakes):
 def test_tpu_failed_run_keeps_the_vm_and_its_code(fakes):
     checkout(fakes)
     fakes.write("states", "READY")  # an existing one is taken
-    fakes.write("codes", 3)
+    fakes.write("codes", 2)
     done = fakes.run("tpu_vm.sh", "all", *ONE)
-    assert done.returncode == 3
+    assert done.returncode == 2
     assert done.stderr == (
-        "error: the run ended with code 3, and moe is still there: see it with log, go on with all, delete it with "
+        "error: the run ended with code 2, and moe is still there: see it with log, go on with all, delete it with "
         "down\n"
     )
     assert names(fakes.record("gcloud"), one(fakes)) == ["describe", "copy", "install", "start", "log"]

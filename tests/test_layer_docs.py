@@ -6,7 +6,7 @@ import re
 import pytest
 
 TEXT = (pathlib.Path(__file__).parent.parent / "docs" / "layer.md").read_text("utf-8")
-SCRIPTS = dict(re.findall(r"^## (.+)\n[^#]*?```python\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL))
+SCRIPTS = dict(re.findall(r"^## ([^\n]+)\n[^#]*?```python\n(.*?)```", TEXT, re.MULTILINE | re.DOTALL))
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Writes reports: statistics, verdicts and figures of finished runs, in one self-contained page.
 
-    routed report DIR... [--out=FILE] [--experiment=FILE]        (or python -m routed.report)
-    routed report --docs=docs/results DIR...
+    routed report DIR... [--out=FILE] [--experiment=FILE]
+    routed report --docs=docs/results DIR...       (or python -m routed.report)
     routed report --rejudge=docs/results [--store]
     routed findings [DIR...]      (the answers, in the terminal; default runs/*)
 
