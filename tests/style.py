@@ -24,10 +24,10 @@ LIMITS = {
     "code: names that are pronouns": 18,
     'code: tests `"key" in config`': 4,
     "documents: lines over 100 characters": 0,
-    "documents: sentences over 28 words": 3,
-    "documents: words": 53_900,
+    "documents: sentences over 28 words": 2,
+    "documents: words": 54_050,
     "experiments: docstrings over 40 lines": 0,
-    "lines: all of src": 46_200,
+    "lines: all of src": 46_300,
     "lines: core": 27_000,
 }
 TOOLS = {"trace", "suite", "bench", "aot", "tools"}

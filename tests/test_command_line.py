@@ -646,8 +646,8 @@ def test_what_would_change_every_number_is_refused(tiny, flag, value):
 def test_every_flag_of_jax_is_known():
     """A flag of a new JAX that changes numbers belongs into NUMBERS, any other into HARMLESS."""
     listed = jax_flags.values()
-    assert {name for name in listed if not jax_flags.HARMLESS.fullmatch(name)} == {*jax_flags.NUMBERS}
-    assert {name: str(listed[name]) for name in jax_flags.NUMBERS} == jax_flags.NUMBERS  # the defaults of this JAX
+    numbers = {name: str(value) for name, value in listed.items() if not jax_flags.HARMLESS.fullmatch(name)}
+    assert numbers.items() <= jax_flags.NUMBERS.items()  # the defaults of JAX 0.10 and 0.11, which has others
 
 
 def test_flags_that_xla_cannot_read_are_named():

@@ -35,7 +35,7 @@ VERDICTS: dict[str, str] = {
     "not run": "Not run:",
 }
 
-#: verdict -> how it begins in the first sentence of a page, which has the first judged claims of an experiment.
+#: verdict -> how it begins in the first sentence of a page, which has the first three judged claims.
 IN_SHORT = {
     "supported": "",
     "exact": "",
@@ -46,9 +46,6 @@ IN_SHORT = {
     "inconclusive": "open: ",
     "underpowered": "open: ",
 }
-
-#: Claims in that sentence, at most.
-IN_FIRST_SENTENCE = 3
 
 #: Points of the terminal's table of arms, at most, beside the first.
 COLUMNS = 3
@@ -96,7 +93,7 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> str:
 
 def in_short(claims: Sequence[Mapping[str, Any]]) -> str:
     """Returns the first judged claims as one sentence with their effects and seeds, and the counts of all verdicts."""
-    first = [claim for claim in claims if claim["verdict"] in IN_SHORT][:IN_FIRST_SENTENCE]
+    first = [claim for claim in claims if claim["verdict"] in IN_SHORT][:3]
     parts = [f"{IN_SHORT[c['verdict']]}{c['statement']} ({c['text'].rpartition('; ')[2]}, n = {c['n']})" for c in first]
     sentence = "; ".join(parts).replace("+-", "±")
     return f"{sentence[0].upper()}{sentence[1:]}. {summary(claims)}" if sentence else summary(claims)

@@ -13,19 +13,20 @@ import jax
 
 from routed.contracts import UserError
 
-#: Flags of `jax.config` that may change numbers, with JAX's defaults. tests/test_command_line.py compares both tables
-#: with JAX's list: a new flag belongs into one of them.
+#: Flags of `jax.config` that may change numbers, with the defaults of JAX 0.10 and 0.11. tests/test_command_line.py
+#: compares both tables with JAX's list: a new flag belongs into one of them.
 _DEFAULTS = """
-eager_constant_folding=False jax_allow_f16_reductions=True jax_compiler_enable_remat_pass=True jax_custom_vjp3=False
-jax_default_matmul_precision=None jax_default_prng_impl=threefry2x32 jax_disable_jit=False
+eager_constant_folding=False jax_allow_f16_reductions=True jax_compiler_enable_remat_pass=True jax_custom_jvp3=False
+jax_custom_vjp3=False jax_default_matmul_precision=None jax_default_prng_impl=threefry2x32 jax_disable_jit=False
 jax_disable_most_optimizations=False jax_embedded_constants_max_bytes=32 jax_enable_x64=False
 jax_exec_time_optimization_effort=0.0 jax_explicit_x64_dtypes=1 jax_high_dynamic_range_gumbel=False
 jax_memory_fitting_effort=0.0 jax_memory_fitting_level=O2 jax_mock_gpu_topology= jax_no_execution=False
 jax_numpy_dtype_promotion=standard jax_optimization_level=UNKNOWN jax_pallas_poison_buffers=False
 jax_pallas_use_mosaic_gpu=True jax_ragged_dot_use_gpu_pallas_triton_lowering=False
 jax_ragged_dot_use_ragged_dot_instruction=True jax_random_seed_offset=0 jax_refs_to_pins=False jax_remat3=False
-jax_scan3=False jax_softmax_custom_jvp=False jax_threefry_gpu_kernel_lowering=False jax_threefry_partitionable=True
-jax_use_direct_linearize=True jax_use_emit_pipeline_primitive=False jax_use_magma=auto
+jax_remat_barrier_no_cotangents=False jax_scan3=False jax_softmax_custom_jvp=False
+jax_threefry_gpu_kernel_lowering=False jax_threefry_partitionable=True jax_use_direct_linearize=True
+jax_use_emit_pipeline_primitive=False jax_use_hlo_logistic_lowering=None jax_use_magma=auto jax_use_rgv3=True
 jax_use_shardy_partitioner=True jax_use_simplified_jaxpr_constants=False mock_num_gpu_processes=0
 """
 NUMBERS = dict(item.split("=") for item in _DEFAULTS.split())
@@ -34,7 +35,7 @@ NUMBERS = dict(item.split("=") for item in _DEFAULTS.split())
 #: in an error, experiments without a part in these programs.
 HARMLESS = re.compile(
     r"check_vma|jax2tf_\w+|jax_(\w+_cache_\w+|compilation_cache_\w+|raise_persistent_cache_errors|cpu_\w+|"
-    r"cross_host_\w+|debug_\w+|distributed_debug|dump_\w+|"
+    r"cross_host_\w+|debug_\w+|distributed_\w+|dump_\w+|mtls_\w+|"
     r"enable_(checks|compilation_cache|custom_prng|pgle|\w+_service)|enable_recoverability|error_checking_\w+|"
     r"explain_\w+|export_\w+|include_\w+|log\w+|pgle_\w+|platform\w*|share_binary_\w+|traceback_\w+|"
     r"transfer_guard\w*|\w+_visible_devices|array_garbage_collection_guard|auto_pcast|backend_target|"
@@ -42,9 +43,9 @@ HARMLESS = re.compile(
     r"check_(proxy_envs|static_indices|tracer_leaks)|default_device|compiler_detailed_logging_min_ops|"
     r"disable_(bwd_checks|vmap_shmap_error)|disallow_mesh_context_manager|experimental_unsafe_xla_runtime_errors|"
     r"force_dcn_\w+|hlo_source_\w+|mosaic_allow_hlo|mutable_array_checks|no_tracing|num_cpu_devices|"
-    r"numpy_rank_promotion|pallas_(enable_debug_checks|verbose_errors)|pjrt_\w+|pprint_use_color|remove_\w+|"
-    r"send_traceback_to_runtime|serialization_version|sort_devices_\w+|source_url_schema|thread_guard|"
-    r"tracer_error_\w+|xla_backend|xla_profile_version)"
+    r"numpy_rank_promotion|pallas_(auto_assign_\w+|enable_debug_checks|verbose_errors)|pjrt_\w+|pprint_use_color|"
+    r"raise_on_\w+|remove_\w+|send_traceback_to_runtime|serialization_version|sort_devices_\w+|source_url_schema|"
+    r"thread_guard|tracer_error_\w+|use_cpp_\w+|xla_backend|xla_profile_version)"
 )
 
 

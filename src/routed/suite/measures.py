@@ -85,7 +85,7 @@ def cost(config: ConfigDict) -> Cost:
         compiled = jax.jit(apply).lower(variables, x).compile()
         module = ROUTERS[router_config.router.name].make(node_of(canonical(router_config)).router, experts)
         if isinstance(module, torch_router.TorchRouter):  # XLA sees nothing of a callback
-            flops.append(torch_router.flops(module.made, (dim, experts), tokens))
+            flops.append(torch_router.flops(module.kind, (dim, experts), tokens))
         else:
             flops.append(float((compiled.cost_analysis() or {}).get("flops", 0.0)))
         runs.append(partial(compiled, variables, x))

@@ -35,15 +35,15 @@ def is_class(value: Any) -> bool:
     return torch is not None and isinstance(value, type) and issubclass(value, torch.nn.Module)
 
 
-def router_of(made: type) -> Router:
+def router_of(kind: type) -> Router:
     """Returns the router of a class of PyTorch modules."""
-    return Router(lambda node, experts: TorchRouter(made, experts), tokens=("rows",))
+    return Router(lambda node, experts: TorchRouter(kind, experts), tokens=("rows",))
 
 
 class TorchRouter(nn.Module):
     """The scores of a PyTorch module, whose parameters are those of this module, by name."""
 
-    made: type
+    kind: type
     experts: int
 
     @nn.compact
@@ -51,36 +51,36 @@ class TorchRouter(nn.Module):
         rows = x.reshape(len(x), -1).astype(jnp.float32)
         sizes = (rows.shape[1], self.experts)
         like = {
-            name: jax.ShapeDtypeStruct(value.shape, np.float32) for name, value in initial(self.made, sizes).items()
+            name: jax.ShapeDtypeStruct(value.shape, np.float32) for name, value in initial(self.kind, sizes).items()
         }
 
         def init(key):
-            draw = functools.partial(initial, self.made, sizes)
+            draw = functools.partial(initial, self.kind, sizes)
             return jax.pure_callback(draw, like, jax.random.bits(key), vmap_method="sequential")
 
         params = self.param("torch", init)
         seed = jax.random.bits(self.make_rng("noise")) if self.has_rng("noise") else jnp.uint32(0)
-        return _scores(self.made, sizes, params, rows, seed).astype(x.dtype)
+        return _scores(self.kind, sizes, params, rows, seed).astype(x.dtype)
 
 
-def flops(made: type, sizes: tuple[int, int], tokens: int) -> float:
+def flops(kind: type, sizes: tuple[int, int], tokens: int) -> float:
     """Returns the FLOPs of the products of a forward pass, as PyTorch counts them."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        _module(made, sizes)(torch.zeros(tokens, sizes[0]))
+        _module(kind, sizes)(torch.zeros(tokens, sizes[0]))
     return float(counter.get_total_flops())
 
 
-def initial(made: type, sizes: tuple[int, int], seed: Any = 0) -> dict[str, np.ndarray]:
+def initial(kind: type, sizes: tuple[int, int], seed: Any = 0) -> dict[str, np.ndarray]:
     """Returns fresh parameters by name, drawn from a seed."""
-    named = _module(made, sizes, int(seed)).named_parameters()
+    named = _module(kind, sizes, int(seed)).named_parameters()
     return {name: value.detach().numpy().astype(np.float32) for name, value in named}
 
 
 @functools.lru_cache(64)
-def _module(made: type, sizes: tuple[int, int], seed: int = 0) -> Any:
+def _module(kind: type, sizes: tuple[int, int], seed: int = 0) -> Any:
     """Returns a module that was tried on tokens.
 
     Raises:
@@ -89,68 +89,68 @@ def _module(made: type, sizes: tuple[int, int], seed: int = 0) -> Any:
     import torch
 
     dims, experts = sizes
-    required = [p for p in inspect.signature(made).parameters.values() if p.default is p.empty and p.kind < 2]
+    required = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty and p.kind < 2]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        module = made(experts) if len(required) == 1 else made(dims, experts)
+        module = kind(experts) if len(required) == 1 else kind(dims, experts)
         tokens = torch.randn(TOKENS, dims)
         module(tokens)  # gives lazy parameters their shapes
         before = {name: value.clone() for name, value in module.named_buffers()}
         scores = module(tokens)
     if not isinstance(scores, torch.Tensor) or scores.shape != (TOKENS, experts) or not scores.is_floating_point():
         shape = list(getattr(scores, "shape", ())) or type(scores).__name__
-        raise UserError(f"{made.__name__}: scores of {TOKENS} tokens are {shape}, must be floats [{TOKENS}, {experts}]")
+        raise UserError(f"{kind.__name__}: scores of {TOKENS} tokens are {shape}, must be floats [{TOKENS}, {experts}]")
     moved = [name for name, value in module.named_buffers() if not torch.equal(value, before[name])]
     if moved:
-        raise UserError(f"{made.__name__}: buffer {moved[0]} moves in training: write this router in Flax, with state")
+        raise UserError(f"{kind.__name__}: buffer {moved[0]} moves in training: write this router in Flax, with state")
     return module
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _scores(
-    made: type, sizes: tuple[int, int], params: dict[str, Array], x: Float[Array, "T D"], seed: UInt32[Array, ""]
+    kind: type, sizes: tuple[int, int], params: dict[str, Array], x: Float[Array, "T D"], seed: UInt32[Array, ""]
 ) -> Float[Array, "T E"]:
     """The scores; differentiable in the parameters and the tokens."""
     like = jax.ShapeDtypeStruct((len(x), sizes[1]), np.float32)
-    return jax.pure_callback(functools.partial(_forward, made, sizes), like, params, x, seed, vmap_method="sequential")
+    return jax.pure_callback(functools.partial(_forward, kind, sizes), like, params, x, seed, vmap_method="sequential")
 
 
-def _keep(made, sizes, params, x, seed):
-    return _scores(made, sizes, params, x, seed), (params, x, seed)
+def _keep(kind, sizes, params, x, seed):
+    return _scores(kind, sizes, params, x, seed), (params, x, seed)
 
 
-def _pull(made, sizes, kept, cotangent):
+def _pull(kind, sizes, kept, cotangent):
     params, x, seed = kept
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (params, x))
-    call = functools.partial(_backward, made, sizes)
+    call = functools.partial(_backward, kind, sizes)
     return *jax.pure_callback(call, like, params, x, seed, cotangent, vmap_method="sequential"), None
 
 
 _scores.defvjp(_keep, _pull)
 
 
-def _call(made, sizes, params, x, seed):
+def _call(kind, sizes, params, x, seed):
     """Returns scores, and the tensors of parameters and tokens that they depend on."""
     import torch
 
     named = {name: torch.tensor(np.asarray(value), requires_grad=True) for name, value in params.items()}
     tokens = torch.tensor(np.asarray(x), requires_grad=True)
-    module = _module(made, sizes)
+    module = _module(kind, sizes)
     with _LOCK, torch.random.fork_rng():
         torch.manual_seed(int(seed))
         return torch.func.functional_call(module, named, (tokens,)), named, tokens
 
 
-def _forward(made, sizes, params, x, seed) -> np.ndarray:
-    scores, _, _ = _call(made, sizes, params, x, seed)
+def _forward(kind, sizes, params, x, seed) -> np.ndarray:
+    scores, _, _ = _call(kind, sizes, params, x, seed)
     return scores.detach().numpy().astype(np.float32)
 
 
-def _backward(made, sizes, params, x, seed, cotangent) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def _backward(kind, sizes, params, x, seed, cotangent) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Returns the gradients of the parameters and of the tokens; 0 where scores do not depend on them."""
     import torch
 
-    scores, named, tokens = _call(made, sizes, params, x, seed)
+    scores, named, tokens = _call(kind, sizes, params, x, seed)
     inputs, found = [*named.values(), tokens], [None] * (len(named) + 1)
     if scores.requires_grad:
         given = torch.tensor(np.asarray(cotangent)).to(scores.dtype)
