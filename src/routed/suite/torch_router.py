@@ -151,9 +151,9 @@ def _backward(kind, sizes, params, x, seed, cotangent) -> tuple[dict[str, np.nda
     import torch
 
     scores, named, tokens = _call(kind, sizes, params, x, seed)
-    inputs, found = [*named.values(), tokens], [None] * (len(named) + 1)
+    inputs, gradients = [*named.values(), tokens], [None] * (len(named) + 1)
     if scores.requires_grad:
         given = torch.tensor(np.asarray(cotangent)).to(scores.dtype)
-        found = torch.autograd.grad(scores, inputs, given, allow_unused=True)
-    arrays = [np.zeros(i.shape, np.float32) if g is None else g.numpy() for i, g in zip(inputs, found, strict=True)]
+        gradients = torch.autograd.grad(scores, inputs, given, allow_unused=True)
+    arrays = [np.zeros(i.shape, np.float32) if g is None else g.numpy() for i, g in zip(inputs, gradients, strict=True)]
     return dict(zip(named, arrays[:-1], strict=True)), arrays[-1]
