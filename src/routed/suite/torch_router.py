@@ -119,8 +119,8 @@ def _keep(kind, sizes, params, x, seed):
     return _scores(kind, sizes, params, x, seed), (params, x, seed)
 
 
-def _pull(kind, sizes, kept, cotangent):
-    params, x, seed = kept
+def _pull(kind, sizes, inputs, cotangent):
+    params, x, seed = inputs
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (params, x))
     call = functools.partial(_backward, kind, sizes)
     return *jax.pure_callback(call, like, params, x, seed, cotangent, vmap_method="sequential"), None
