@@ -93,6 +93,15 @@ def edit_maps(folder):
     (folder / tables.MAPS).write_bytes(content[:-2] + len(comment).to_bytes(2, "little") + comment)
 
 
+@pytest.mark.slow
+def test_maps_without_experts_are_lost_and_the_tables_are_not(work, caplog):
+    log.use_python_logging(quiet=True)
+    maps = dict(np.load(work / tables.MAPS))
+    np.savez(work / tables.MAPS, **{name: np.zeros(3, array.dtype) for name, array in maps.items()})
+    reported(work)
+    assert "routing.npz is damaged (its arrays have no experts)" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "edit"),
     [

@@ -202,6 +202,8 @@ def read_heatmaps(*workdirs: pathlib.Path) -> Mapping[str, np.ndarray]:
                 raise ValueError(f"{damaged} has another checksum")
             comment = merged.zip.comment
             stored.check(workdir / MAPS, comment == _digest_of_maps(merged.zip) if comment else None)
+            if not comment and any(merged[name].ndim < 2 for name in merged.files):
+                raise ValueError("its arrays have no experts")
             archives.append(merged)
         except FileNotFoundError:
             pass
