@@ -438,6 +438,8 @@ def test_a_folder_in_the_place_of_a_file_is_named(finished, refused, tmp_path):
     assert "config.json is damaged" in refused(finished, "--shard=1/2")
     (tmp_path / "work" / "config.json" / "inner").mkdir(parents=True)
     assert "config.json (is a directory)" in refused(tmp_path / "work")
+    (tmp_path / "other" / "timing.csv" / "inner").mkdir(parents=True)
+    assert "timing.csv (is a directory)" in refused(tmp_path / "other")
 
 
 def test_a_damaged_table_of_the_report_is_named(finished):

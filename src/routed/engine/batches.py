@@ -282,4 +282,6 @@ def write_timing(workdir: pathlib.Path, name: str, count: int, compile_s: float,
     csv.writer(line, lineterminator="\n").writerow(
         [name, count, f"{compile_s:.2f}", f"{run_s:.2f}", run_steps, f"{1e3 * run_s / max(run_steps, 1):.4f}"]
     )
-    files.write(path, (path.read_bytes() if path.exists() else header) + line.getvalue().encode())
+    with files.explained(path):
+        before = path.read_bytes() if path.exists() else header
+    files.write(path, before + line.getvalue().encode())
