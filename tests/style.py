@@ -25,7 +25,7 @@ LIMITS = {
     'code: tests `"key" in config`': 4,
     "documents: lines over 100 characters": 0,
     "documents: sentences over 28 words": 2,
-    "documents: words": 54_050,
+    "documents: words": 54_080,
     "experiments: docstrings over 40 lines": 0,
     "lines: all of src": 46_300,
     "lines: core": 27_000,

@@ -53,7 +53,6 @@ COLUMNS = 3
 #: Claims of a verdict that are told in the answer; the others are counted.
 MOST_SENTENCES = 4
 
-
 #: The form of claims.json.
 _CLAIM = dict.fromkeys(("id", "verdict", "statement", "text", "reason", "comparability"), str)
 CLAIMS: stored.Form = [_CLAIM | {"n": stored.number, "paper": object}]
@@ -109,11 +108,8 @@ def answer(claims: Sequence[Mapping[str, Any]]) -> list[Sentence]:
         sentences += [
             Sentence(verdict, begins, f"“{claim['statement']}”", _rests(claim)) for claim in some[:MOST_SENTENCES]
         ]
-        sentences += (
-            [Sentence(verdict, begins, f"{len(some) - MOST_SENTENCES} more, below", "")]
-            if len(some) > MOST_SENTENCES
-            else []
-        )
+        if len(some) > MOST_SENTENCES:
+            sentences.append(Sentence(verdict, begins, f"{len(some) - MOST_SENTENCES} more, below", ""))
     return sentences
 
 
