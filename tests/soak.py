@@ -128,12 +128,12 @@ def compare(work: pathlib.Path, expected: pathlib.Path, maps: bool = True) -> No
 
 
 def same_files(ours: pathlib.Path, theirs: pathlib.Path) -> None:
-    """Bit for bit: every file, but for logs and the name of the folder in a page."""
+    """Bit for bit: every file, but for logs and the path of the folder."""
     names = [{path.relative_to(top) for path in top.rglob("*") if path.is_file()} for top in (ours, theirs)]
     if names[0] != names[1]:
         raise Defect(f"only in one: {names[0] ^ names[1]}")
     for name in names[0]:
-        mine, other = ((top / name).read_bytes().replace(top.name.encode(), b"NAME") for top in (ours, theirs))
+        mine, other = ((top / name).read_bytes().replace(str(top).encode(), b"FOLDER") for top in (ours, theirs))
         if mine != other and name.suffix != ".log":
             raise Defect(f"{name} differs")
 
