@@ -529,7 +529,7 @@ def test_a_command_wins_over_the_sweep_of_a_figure(tiny, capsys, monkeypatch):
     ],
 )
 def test_the_process_ends_in_one_line(tiny, first_line, argument, part, variables):
-    """Whether absl refuses the flags, before it has set up the log, or we do, or JAX its variables."""
+    """Absl refuses the flags before it has set up the log; we refuse some, and JAX refuses its variables."""
     tiny.write_text(f"{first_line}\n{tiny.read_text()}")
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     found = process("-m", "routed.main", f"--config={tiny}", argument, env=os.environ | variables)

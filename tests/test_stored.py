@@ -316,7 +316,7 @@ STORED = ("config.json", "results.parquet", "routing.npz", "claims.json", "summa
 @given(data=st.data())
 @pytest.mark.slow
 def test_no_damage_ends_in_a_traceback(whole, tmp_path, monkeypatch, data):
-    """Of a workdir by report, findings and load; of a published result by --docs and --rejudge. Pictures take long."""
+    """report, findings and load read a workdir, --docs and --rejudge a published result; pictures take long."""
     monkeypatch.setattr(page, "draw_all", lambda specs, data: ([], []))
     work, root = tmp_path / "work", tmp_path / "docs"
     for folder, source in ((work, whole), (root / "data" / "kept", KEPT)):

@@ -111,7 +111,7 @@ class JaxLinear(linen.Module):
 
 
 def test_a_run_of_the_engine_is_that_of_a_twin(monkeypatch, tmp_path):
-    """As the probes train: losses after 20 steps agree, of learned routers and of frozen ones as sharp as these."""
+    """Losses after 20 steps of the probes agree, of learned routers and of frozen ones as sharp as these."""
     monkeypatch.setitem(ROUTERS, "torch_linear", torch_router.router_of(Linear))
     monkeypatch.setitem(ROUTERS, "jax_linear", Router(lambda node, experts: JaxLinear(experts)))
     changes = {"name": "suite", "seeds": 2, "steps": 20, "eval_every": 10, "rates": "paper"}
@@ -163,6 +163,7 @@ def test_a_class_of_a_file_is_found_with_its_cost_and_signal(tmp_path):
         ("self.layer(x).T", "", r"scores of 3 tokens are \[5, 3\], must be floats \[3, 5\]"),
         ("(self.layer(x), 1)", "", "scores of 3 tokens are tuple"),
         ("self.norm(self.layer(x))", "self.norm = torch.nn.BatchNorm1d(experts)", "buffer norm.running_mean moves"),
+        ("torch.dropout(self.layer(x), 0.5, True)", "", "scores are random"),
         ("self.lost(x)", "", "AttributeError"),
     ],
 )

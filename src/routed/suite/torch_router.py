@@ -17,7 +17,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Float
 
 from routed.contracts import UserError
 from routed.routers import Router
@@ -59,8 +59,7 @@ class TorchRouter(nn.Module):
             return jax.pure_callback(draw, like, jax.random.bits(key), vmap_method="sequential")
 
         params = self.param("torch", init)
-        seed = jax.random.bits(self.make_rng("noise")) if self.has_rng("noise") else jnp.uint32(0)
-        return _scores(self.kind, sizes, params, rows, seed).astype(x.dtype)
+        return _scores(self.kind, sizes, params, rows).astype(x.dtype)
 
 
 def flops(kind: type, sizes: tuple[int, int], tokens: int) -> float:
@@ -84,7 +83,7 @@ def _module(kind: type, sizes: tuple[int, int], seed: int = 0) -> Any:
     """Returns a module that was tried on tokens.
 
     Raises:
-      UserError: its scores are no floats [T, E], or its buffers move in training.
+      UserError: its scores are no floats [T, E], its buffers move in training, or its scores are random.
     """
     import torch
 
@@ -94,7 +93,7 @@ def _module(kind: type, sizes: tuple[int, int], seed: int = 0) -> Any:
         torch.manual_seed(seed)
         module = kind(experts) if len(required) == 1 else kind(dims, experts)
         tokens = torch.randn(TOKENS, dims)
-        module(tokens)  # gives lazy parameters their shapes
+        first = module(tokens)  # gives lazy parameters their shapes
         before = {name: value.clone() for name, value in module.named_buffers()}
         scores = module(tokens)
     if not isinstance(scores, torch.Tensor) or scores.shape != (TOKENS, experts) or not scores.is_floating_point():
@@ -103,54 +102,54 @@ def _module(kind: type, sizes: tuple[int, int], seed: int = 0) -> Any:
     moved = [name for name, value in module.named_buffers() if not torch.equal(value, before[name])]
     if moved:
         raise UserError(f"{kind.__name__}: buffer {moved[0]} moves in training: write this router in Flax, with state")
+    if not torch.equal(scores, first):
+        raise UserError(f"{kind.__name__}: scores are random, in evaluation too: write this router in Flax, with noise")
     return module
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _scores(
-    kind: type, sizes: tuple[int, int], params: dict[str, Array], x: Float[Array, "T D"], seed: UInt32[Array, ""]
+    kind: type, sizes: tuple[int, int], params: dict[str, Array], x: Float[Array, "T D"]
 ) -> Float[Array, "T E"]:
     """The scores; differentiable in the parameters and the tokens."""
     like = jax.ShapeDtypeStruct((len(x), sizes[1]), np.float32)
-    return jax.pure_callback(functools.partial(_forward, kind, sizes), like, params, x, seed, vmap_method="sequential")
+    return jax.pure_callback(functools.partial(_forward, kind, sizes), like, params, x, vmap_method="sequential")
 
 
-def _keep(kind, sizes, params, x, seed):
-    return _scores(kind, sizes, params, x, seed), (params, x, seed)
+def _keep(kind, sizes, *inputs):
+    return _scores(kind, sizes, *inputs), inputs
 
 
 def _pull(kind, sizes, inputs, cotangent):
-    params, x, seed = inputs
-    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (params, x))
+    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), inputs)
     call = functools.partial(_backward, kind, sizes)
-    return *jax.pure_callback(call, like, params, x, seed, cotangent, vmap_method="sequential"), None
+    return jax.pure_callback(call, like, *inputs, cotangent, vmap_method="sequential")
 
 
 _scores.defvjp(_keep, _pull)
 
 
-def _call(kind, sizes, params, x, seed):
+def _call(kind, sizes, params, x):
     """Returns scores, and the tensors of parameters and tokens that they depend on."""
     import torch
 
     named = {name: torch.tensor(np.asarray(value), requires_grad=True) for name, value in params.items()}
     tokens = torch.tensor(np.asarray(x), requires_grad=True)
     module = _module(kind, sizes)
-    with _LOCK, torch.random.fork_rng():
-        torch.manual_seed(int(seed))
+    with _LOCK:
         return torch.func.functional_call(module, named, (tokens,)), named, tokens
 
 
-def _forward(kind, sizes, params, x, seed) -> np.ndarray:
-    scores, _, _ = _call(kind, sizes, params, x, seed)
+def _forward(kind, sizes, params, x) -> np.ndarray:
+    scores, _, _ = _call(kind, sizes, params, x)
     return scores.detach().numpy().astype(np.float32)
 
 
-def _backward(kind, sizes, params, x, seed, cotangent) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def _backward(kind, sizes, params, x, cotangent) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Returns the gradients of the parameters and of the tokens; 0 where scores do not depend on them."""
     import torch
 
-    scores, named, tokens = _call(kind, sizes, params, x, seed)
+    scores, named, tokens = _call(kind, sizes, params, x)
     inputs, gradients = [*named.values(), tokens], [None] * (len(named) + 1)
     if scores.requires_grad:
         given = torch.tensor(np.asarray(cotangent)).to(scores.dtype)
