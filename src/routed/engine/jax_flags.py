@@ -55,7 +55,7 @@ def values() -> dict[str, Any]:
 
 
 #: The values of this process, before a user's file could set any.
-_FIRST = values()
+FIRST = values()
 
 
 def refuse_changed() -> None:
@@ -65,9 +65,9 @@ def refuse_changed() -> None:
       UserError: names the flag, its value, and the way to leave it alone.
     """
     for name, value in values().items():
-        if name not in _FIRST and not name.startswith("jax_"):  # of another package, such as jax.test_util
+        if name not in FIRST and name not in NUMBERS:  # of another package, such as jax.test_util
             continue
-        is_set = name.upper() in os.environ or value != _FIRST.get(name)
+        is_set = name.upper() in os.environ or value != FIRST.get(name)
         if is_set and not HARMLESS.fullmatch(name) and str(value) != NUMBERS.get(name):
             raise UserError(
                 f"{name.upper()}={value} is set, which may change numbers, and no run records it: unset it (in a file:"
