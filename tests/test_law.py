@@ -1,11 +1,14 @@
 """The law: forms that cross-validation tells apart, predictions and their limits, claims about predictions."""
 
+import json
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
 from absl import flags
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import routed
 from routed import predict
@@ -17,6 +20,7 @@ from routed.papers.ours.preregistered import SCORES, Preregistered
 from routed.plan import experiment
 from routed.plan.config import base
 from routed.settings.tree import flatten, override
+from tests import damage
 from tests.test_claims import table
 
 
@@ -39,6 +43,19 @@ def gap_of(point):
         0.7 * point["data.separation"] * math.sqrt(1 - point["data.irrelevant_fraction"])
         - 2 * point["data.irrelevant_fraction"]
     )
+
+
+@settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_law_is_one_line(tmp_path, data):
+    file = tmp_path / "law.json"
+    content = json.loads(law.FILE.read_text())
+    file.write_text(json.dumps(content | {"points": content["points"][:3], "gaps": content["gaps"][:3]}))
+    damage.damage_field(data, file)
+    try:
+        law.expect(law.read(file), points(1))
+    except UserError as error:
+        assert "\n" not in str(error) and "routed predict --fit=DIR" in str(error)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +90,7 @@ def test_a_law_is_read_as_it_was_written(fitted, tmp_path):
     again = law.read(tmp_path / "law.json")
     assert law.expect(again, points(3, seed=4)) == law.expect(fitted, points(3, seed=4))
     (tmp_path / "other.json").write_text('{"points": 3}')
-    with pytest.raises(UserError, match=r"other.json: not a law: make one with routed predict --fit=DIR"):
+    with pytest.raises(UserError, match=r"other.json is damaged .*: make a law with routed predict --fit=DIR"):
         law.read(tmp_path / "other.json")
 
 
@@ -208,7 +225,7 @@ def test_what_the_command_refuses(arguments, words):
     [
         ({"steps": 500}, r"--fit=b: it has steps=500, a 100"),
         ({"seeds": 9}, r"--fit=b: it has seeds=9, a 3"),
-        ({"swept": "router.bias"}, r"--fit=b: it sweeps router.bias, which a law does not know"),
+        ({"swept": "router.bias"}, r"--fit=b: it sweeps router.bias, which a law does not read"),
     ],
 )
 def test_a_law_is_of_points_that_differ_in_its_axes_alone(monkeypatch, tmp_path, changes, words):

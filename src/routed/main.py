@@ -106,6 +106,8 @@ def main(argv: list[str]) -> None:
     if COORDINATOR.value and not os.environ.get(supervisor.MARK):
         child = [sys.executable, "-m", "routed.main", *sys.argv[1:]]
         sys.exit(supervisor.supervise(child, COORDINATOR.value))
+    if LIST.value or DRY_RUN.value:
+        log.info("loading %s and JAX", spec)
     # Imports stand inside of functions: --help and the parent of a process need no JAX, which takes seconds to load.
     from routed.engine import devices
     from routed.plan import shards
@@ -271,9 +273,10 @@ def _run(command: Command) -> None:
             hosts.once(lambda: from_runs.write(workdir, runs))
         if SHARD.value:
             form = "part %s is done in %.0f s; python -m routed.report DIR... joins all parts"
-            return log.info(form, SHARD.value, time.monotonic() - start)
-        _write_report(command, workdir, table)
-        log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
+            log.info(form, SHARD.value, time.monotonic() - start)
+        else:
+            _write_report(command, workdir, table)
+            log.info("finished in %.0f s; open %s", time.monotonic() - start, workdir / "report.html")
     if len(table) and (table.status == "diverged").any():
         sys.exit(signals.DIVERGED)
 

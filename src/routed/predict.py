@@ -150,7 +150,7 @@ def _fit(workdirs: list[str], out: pathlib.Path) -> None:
     """Writes the law that is fitted to the runs of some workdirs."""
     import routed
     from routed.engine.rows import swept_columns
-    from routed.papers.ours import law
+    from routed.papers.ours import law, law_process
     from routed.plan.config import declared
 
     points, gaps, names = list[dict[str, Any]](), list[float](), list[str]()
@@ -163,7 +163,7 @@ def _fit(workdirs: list[str], out: pathlib.Path) -> None:
             raise UserError(f"--fit={workdir}: it does not sweep {missing[0]}; a law needs {', '.join(law.AXES)}")
         if unknown := [key for key in swept if key not in (*law.AXES, "data.clusters")]:
             raise UserError(
-                f"--fit={workdir}: it sweeps {unknown[0]}, which a law does not know: it would be a point twice"
+                f"--fit={workdir}: it sweeps {unknown[0]}, which a law does not read: it would repeat points"
             )
         first = first or base
         of_identity = {key for key, setting in declared().items() if setting.identity} | {"seeds"}
@@ -176,9 +176,10 @@ def _fit(workdirs: list[str], out: pathlib.Path) -> None:
         points_of_workdir, gaps_of_workdir = law.gaps_of(table, base, swept)
         points, gaps = points + points_of_workdir, gaps + gaps_of_workdir
         names.append(f"{base['name']}:{base['figure']}")
-    if len(points) <= law.FOLDS:
+    if len(points) <= law_process.FOLDS:
         raise UserError(
-            f"--fit={','.join(workdirs)}: {len(points)} points have finished runs, more than {law.FOLDS} are needed"
+            f"--fit={','.join(workdirs)}: {len(points)} points have finished runs, more than {law_process.FOLDS} are"
+            " needed"
         )
     fitted = law.fit(points, gaps, {"experiment": " and ".join(names), "seeds": base["seeds"], "steps": base["steps"]})
     law.write(fitted, out)

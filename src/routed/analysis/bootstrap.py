@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int
-from scipy import special
 
 from routed.analysis import statistics
 
@@ -53,7 +53,7 @@ def p_beyond(draws: Float[np.ndarray, " D"], limit: float, n: int) -> float:
     share = min(1.0, max(2 * float(beyond.mean()), 1 / len(defined)))
     error = float(defined.std()) * np.sqrt(n / (n - 1))
     t = abs(value - limit) / error if error else np.inf * abs(np.sign(value - limit) or np.nan)
-    return share if np.isnan(t) else max(share, float(2 * special.stdtr(n - 1, -t)))
+    return share if np.isnan(t) else max(share, float(2 * scipy.special.stdtr(n - 1, -t)))
 
 
 def fitted_slope(x: np.ndarray, y: np.ndarray) -> float:

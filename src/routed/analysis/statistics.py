@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy  # whose parts load at their first use
 from numpy.typing import ArrayLike
-from scipy import special, stats
 
 from routed.contracts import Bounds, Column
 
@@ -67,7 +67,7 @@ def bounded_interval(mean, half, low: float | None = None, high: float | None = 
 
 def half_width(std, n, level: float = LEVEL):
     """Returns half of the t interval (95 %) of a mean of n values, t s / sqrt(n); NaN for fewer than two."""
-    return special.stdtrit(n - 1, (1 + level) / 2) * std / np.sqrt(n)
+    return scipy.special.stdtrit(n - 1, (1 + level) / 2) * std / np.sqrt(n)
 
 
 def proportion(outcomes: ArrayLike) -> Estimate:
@@ -75,7 +75,7 @@ def proportion(outcomes: ArrayLike) -> Estimate:
     outcomes = np.asarray(outcomes, float)
     if not len(outcomes):
         return estimate([])
-    interval = stats.binomtest(int(outcomes.sum()), len(outcomes)).proportion_ci(LEVEL, method="wilson")
+    interval = scipy.stats.binomtest(int(outcomes.sum()), len(outcomes)).proportion_ci(LEVEL, method="wilson")
     return Estimate(float(outcomes.mean()), float(interval.low), float(interval.high), len(outcomes))
 
 
@@ -91,7 +91,7 @@ def p_value(differences) -> float:
         return 1.0
     if _equal(differences):
         return float(differences[0] == 0)
-    return float(stats.ttest_1samp(differences, 0).pvalue)
+    return float(scipy.stats.ttest_1samp(differences, 0).pvalue)
 
 
 def _equal(values: np.ndarray) -> bool:
@@ -139,7 +139,7 @@ def _one_sided(values: ArrayLike, alternative: str) -> float:
     if _equal(values):
         return float(not (values[0] > 0 if alternative == "greater" else values[0] < 0))
     t = values.mean() / (values.std(ddof=1) / math.sqrt(len(values)))
-    return float(special.stdtr(len(values) - 1, -t if alternative == "greater" else t))
+    return float(scipy.special.stdtr(len(values) - 1, -t if alternative == "greater" else t))
 
 
 def adjusted(p_values: Sequence[float]) -> np.ndarray:
@@ -177,7 +177,7 @@ def prediction(values) -> Estimate:
     n = len(values)
     if n < 2:
         return estimate(values)
-    half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / n)
+    half = scipy.stats.t.ppf((1 + LEVEL) / 2, n - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / n)
     return Estimate(float(values.mean()), float(values.mean() - half), float(values.mean() + half), n)
 
 
@@ -195,7 +195,7 @@ def welch(values, mean: float, std: float, n: int) -> Estimate:
     if not error:
         return Estimate(difference, difference, difference, len(values))
     freedom = error**2 / (ours**2 / (len(values) - 1) + theirs**2 / (n - 1))
-    half = stats.t.ppf((1 + LEVEL) / 2, freedom) * math.sqrt(error)
+    half = scipy.stats.t.ppf((1 + LEVEL) / 2, freedom) * math.sqrt(error)
     return Estimate(difference, difference - half, difference + half, len(values))
 
 
@@ -206,8 +206,8 @@ def equivalence(differences, margin: float) -> float:
         return 1.0
     if _equal(differences):
         return float(abs(differences[0]) >= margin)
-    above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
-    below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
+    above = scipy.stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
+    below = scipy.stats.ttest_1samp(differences, margin, alternative="less").pvalue
     return float(max(above, below))
 
 
@@ -217,7 +217,7 @@ def percentiles(n: int) -> tuple[float, float]:
     The levels .025 and .975 give intervals that are too short by sqrt((n - 1) / n) and by t against the normal. The
     lower level is .0086 for n = 10.
     """
-    tail = float(special.ndtr(-special.stdtrit(n - 1, (1 + LEVEL) / 2) * math.sqrt(n / (n - 1))))
+    tail = float(scipy.special.ndtr(-scipy.special.stdtrit(n - 1, (1 + LEVEL) / 2) * math.sqrt(n / (n - 1))))
     return tail, 1 - tail
 
 
@@ -231,7 +231,7 @@ def bootstrap_ratio(part: np.ndarray, whole: np.ndarray) -> Estimate:
         return Estimate(ratio, np.nan, np.nan, len(part))
     if len(part) < 5:
         return Estimate(ratio, *fieller(part, whole), len(part))
-    interval = stats.bootstrap(
+    interval = scipy.stats.bootstrap(
         (part, whole),
         lambda a, b, axis: a.mean(axis) / b.mean(axis),
         paired=True,
@@ -250,7 +250,7 @@ def fieller(part: np.ndarray, whole: np.ndarray) -> tuple[float, float]:
     It holds each r for which a t test does not tell mean(part - r whole) from 0.
     """
     n, (a, b) = len(part), (part.mean(), whole.mean())
-    (v11, v12), (_, v22) = np.cov(part, whole) * special.stdtrit(n - 1, (1 + LEVEL) / 2) ** 2 / n
+    (v11, v12), (_, v22) = np.cov(part, whole) * scipy.special.stdtrit(n - 1, (1 + LEVEL) / 2) ** 2 / n
     if b**2 <= v22:
         return -np.inf, np.inf
     root = math.sqrt(max((a * b - v12) ** 2 - (b**2 - v22) * (a**2 - v11), 0.0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Scalar
-from sklearn import metrics as sklearn_metrics
 
 from routed.metrics.load import DEAD_SHARE
 
@@ -59,12 +58,14 @@ def agreement(counts: np.ndarray) -> dict[str, float]:
     every expert serves one cluster. Raw mutual information and purity are not reported: with many experts they are high
     for independent labels.
     """
+    from sklearn import metrics  # here, as scikit-learn takes two seconds to load
+
     cluster, expert = np.indices(counts.shape)
     repeats = counts.astype(int).ravel()
     truth, chosen = np.repeat(cluster.ravel(), repeats), np.repeat(expert.ravel(), repeats)
     return {
-        "ami": float(sklearn_metrics.adjusted_mutual_info_score(truth, chosen)),
-        "homogeneity": float(sklearn_metrics.homogeneity_score(truth, chosen)),
+        "ami": float(metrics.adjusted_mutual_info_score(truth, chosen)),
+        "homogeneity": float(metrics.homogeneity_score(truth, chosen)),
     }
 
 

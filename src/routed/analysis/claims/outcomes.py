@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy  # whose parts load at their first use
 from numpy.typing import ArrayLike
-from scipy import special, stats
 
 from routed.analysis import statistics
 from routed.analysis.claims.claim import TwoSides
@@ -63,7 +63,7 @@ def rate_against_constant(outcomes: ArrayLike, constant: float) -> tuple[Estimat
     """Returns the success rate minus a constant, with Wilson's interval, and the exact two-sided binomial p value."""
     outcomes = np.asarray(outcomes, float)
     mean, low, high, n = statistics.proportion(outcomes)
-    p = float(stats.binomtest(int(outcomes.sum()), n, constant).pvalue)
+    p = float(scipy.stats.binomtest(int(outcomes.sum()), n, constant).pvalue)
     return Estimate(mean - constant, low - constant, high - constant, n), p
 
 
@@ -75,9 +75,9 @@ def paired_rates(differences: ArrayLike) -> tuple[Estimate, float]:
     """
     differences = np.asarray(differences, float)
     n, ups, downs = len(differences), int((differences > 0).sum()), int((differences < 0).sum())
-    p = float(stats.binomtest(ups, ups + downs, 0.5).pvalue) if ups + downs else 1.0
+    p = float(scipy.stats.binomtest(ups, ups + downs, 0.5).pvalue) if ups + downs else 1.0
     if n > 1 and np.ptp(differences) == 0:
-        z = float(special.ndtri((1 + statistics.LEVEL) / 2)) ** 2
+        z = float(scipy.special.ndtri((1 + statistics.LEVEL) / 2)) ** 2
         mean, width = float(differences[0]), z / (n + z)
         return Estimate(mean, max(mean - width, -1.0), min(mean + width, 1.0), n), p
     mean, low, high, n = statistics.estimate(differences)
@@ -89,6 +89,6 @@ def equal_rates(outcomes: ArrayLike, constant: float, margin: float) -> float:
     outcomes = np.asarray(outcomes, float)
     successes, n = int(outcomes.sum()), len(outcomes)
     below, above = constant - margin, constant + margin
-    greater = stats.binomtest(successes, n, below, "greater").pvalue if below > 0 else 0.0
-    less = stats.binomtest(successes, n, above, "less").pvalue if above < 1 else 0.0
+    greater = scipy.stats.binomtest(successes, n, below, "greater").pvalue if below > 0 else 0.0
+    less = scipy.stats.binomtest(successes, n, above, "less").pvalue if above < 1 else 0.0
     return float(max(greater, less))

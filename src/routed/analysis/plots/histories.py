@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import linear_sum_assignment
+import scipy
 
 from routed.analysis.plots.frame import Data
 from routed.metrics.load import DEAD_SHARE
@@ -113,7 +113,7 @@ def dead_at(load: np.ndarray) -> np.ndarray:
 
 def diagonal(final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns orders of rows and experts that put the best match on the diagonal, the surest rows first."""
-    rows, columns = linear_sum_assignment(-final)
+    rows, columns = scipy.optimize.linear_sum_assignment(-final)
     best = np.argsort(-final[rows, columns], kind="stable")
     rows, columns = rows[best], columns[best]
     rest = lambda size, used: np.concatenate([used, np.setdiff1d(np.arange(size), used)])  # noqa: E731

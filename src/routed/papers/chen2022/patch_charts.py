@@ -6,8 +6,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from sklearn.manifold import TSNE
-from sklearn.neighbors import KNeighborsClassifier
 
 from routed.analysis.plots import Axis, Chart, Data, Panel, Plot, Series
 from routed.analysis.plots.clusters import ARM, LINES, arrays_of
@@ -41,7 +39,7 @@ def latent(spec: dict[str, Any], data: Data) -> Chart | None:
         chosen, test = choices[-1, :, 0], first_samples(data, point, choices.shape[1])
         selected = np.flatnonzero(np.asarray(test.y).argmax(1) == label)
         vectors = embeddings[-1][np.arange(len(chosen)), chosen][selected]
-        coordinates = TSNE(random_state=0, perplexity=min(30.0, (len(vectors) - 1) / 3)).fit_transform(vectors)
+        coordinates = _placed(vectors)
         experts = {f"expert {e + 1}": chosen[selected] == e for e in range(embeddings.shape[2])}
         cluster = np.asarray(test.cluster)[selected]
         classes = {"other classes": ~np.isin(cluster, [*names])} if len(names) else {}
@@ -143,7 +141,7 @@ def embedding(spec: dict[str, Any], data: Data) -> Chart | None:
     for name, (choices, right) in arrays_of(spec, data, "choices", "right").items():
         test = first_samples(data, spec["lines"][name], choices.shape[1])
         y = np.asarray(test.y[:, -1] > 0)
-        coordinates = TSNE(random_state=0, perplexity=30).fit_transform(np.asarray(test.x.sum(1)))
+        coordinates = _placed(np.asarray(test.x.sum(1)))
         for moment, when in ((0, "before"), (-1, "after")):
             title = f"{name}, {when} training:\n{100 * right[moment].mean():.1f} % right"
             panel = map_panel(coordinates, title)
@@ -156,10 +154,19 @@ def embedding(spec: dict[str, Any], data: Data) -> Chart | None:
     return Chart(panels, columns=2) if panels else None
 
 
+def _placed(vectors: np.ndarray) -> np.ndarray:
+    """Returns the positions of vectors on a map, by t-SNE."""
+    from sklearn.manifold import TSNE  # here, as scikit-learn takes two seconds to load
+
+    return TSNE(random_state=0, perplexity=min(30.0, (len(vectors) - 1) / 3)).fit_transform(vectors)
+
+
 def _add_votes(panel: Panel, coordinates: np.ndarray, predicted: np.ndarray) -> None:
     """Adds the predicted class at every position as a picture behind the samples."""
     if not predicted.any() or predicted.all():
         return
+    from sklearn.neighbors import KNeighborsClassifier
+
     assert panel.x.domain and panel.y.domain
     grid = np.stack(np.meshgrid(np.linspace(*panel.x.domain, GRID), np.linspace(*panel.y.domain[::-1], GRID)), -1)
     votes = KNeighborsClassifier(NEIGHBOURS).fit(coordinates, predicted).predict(grid.reshape(-1, 2))

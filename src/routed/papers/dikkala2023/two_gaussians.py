@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from ml_collections import ConfigDict
-from scipy import stats
 
 from routed.contracts import Batch
 from routed.settings.setting import Setting, between, refuse
@@ -44,7 +44,7 @@ def draw(fixed: Fixed, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray
     direction = jax.random.normal(towards, (size, data.dim))
     direction /= jnp.linalg.norm(direction, axis=1, keepdims=True)
     grid = np.linspace(0, data.radius, 4097)
-    below = stats.chi2.cdf((grid / data.noise) ** 2, data.dim)
+    below = scipy.stats.chi2.cdf((grid / data.noise) ** 2, data.dim)
     radius = jnp.interp(jax.random.uniform(far, (size,)), jnp.asarray(below / below[-1]), jnp.asarray(grid))
     return Draws(clusters_of(cluster_key, (size,), 2), direction * radius[:, None])
 
@@ -70,7 +70,7 @@ def plane(data, rings: int = 48, angles: int = 48) -> tuple[Float[np.ndarray, "Q
     node, weight = np.polynomial.legendre.leggauss(rings)
     radius, weight = data.radius * (node + 1) / 2, weight * data.radius / 2
     left = (data.radius**2 - radius**2) / data.noise**2
-    rest = stats.chi2.cdf(left, data.dim - 2) if data.dim > 2 else np.ones(rings)
+    rest = scipy.stats.chi2.cdf(left, data.dim - 2) if data.dim > 2 else np.ones(rings)
     weight = weight * radius * np.exp(-((radius / data.noise) ** 2) / 2) * rest
     angle = 2 * np.pi * (np.arange(angles) + 0.5) / angles
     points = radius[:, None, None] * np.stack([np.cos(angle), np.sin(angle)], -1)[None]

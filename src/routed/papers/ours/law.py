@@ -10,25 +10,16 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from scipy import stats
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Kernel, Matern, WhiteKernel
-from sklearn.model_selection import KFold
 
 from routed.analysis.paired_values import fair_gap
-from routed.analysis.statistics import LEVEL
-from routed.contracts import UserError
 from routed.engine.rows import last_evaluations
-from routed.papers.ours.preregistered import SCORES
-from routed.system import files
+from routed.system import files, stored
 
 #: The law that comes with the package.
 FILE = pathlib.Path(__file__).with_name("law.json")
@@ -36,9 +27,6 @@ FILE = pathlib.Path(__file__).with_name("law.json")
 #: Smallest loss, as a share of the variance; lower losses count as this, since log ratios of solved problems say
 #: nothing.
 SOLVED = 0.01
-
-#: Folds of the cross-validation that chooses a form, and starts of the search for a kernel's parameters.
-FOLDS, STARTS = 10, 3
 
 
 class Axis(NamedTuple):
@@ -88,18 +76,6 @@ AXES = {
 }
 
 
-def _kernels() -> dict[str, Kernel]:
-    """Returns form -> kernel with noise: linear and quadratic regression, smooth and rougher functions of each axis."""
-    size, noise, lengths = ConstantKernel(1.0, (1e-3, 1e3)), WhiteKernel(0.1, (1e-4, 1e1)), np.ones(len(AXES))
-    slope = DotProduct(1.0, (1e-2, 1e2))
-    return {
-        "linear": size * slope + noise,
-        "quadratic": size * slope**2 + noise,
-        "smooth": size * RBF(lengths, (0.1, 100.0)) + noise,
-        "rough": size * Matern(lengths, (0.1, 100.0), nu=1.5) + noise,
-    }
-
-
 class Law(NamedTuple):
     """A fitted law."""
 
@@ -142,44 +118,25 @@ def cut(rows: pd.DataFrame, floor: float = SOLVED, metric: str = "test/loss") ->
 
 def fit(points: Sequence[Mapping[str, Any]], gaps: Sequence[float], made: Mapping[str, Any]) -> Law:
     """Returns the law of these points, in the form with the highest log density of left-out gaps."""
+    from routed.papers.ours import law_process
+
     x, y = _coordinates(points, points), np.array(gaps)
-    scores = {form: cross_validated(kernel, x, y) for form, kernel in _kernels().items()}
-    form = max(scores, key=lambda name: scores[name]["log_density"])
-    theta = tuple(map(float, _fitted(_kernels()[form], x, y).kernel_.theta))
+    scores, form, theta = law_process.chosen(x, y)
     law = Law(tuple(points), tuple(map(float, gaps)), form, theta, math.inf, scores, made)
     all_but_one = [np.arange(len(y)) != index for index in range(len(y))]
-    deviations = [_process(law, x[rest], y[rest]).predict(x[~rest], return_std=True)[1] for rest in all_but_one]
+    deviations = [law_process.predictions(form, theta, x[rest], y[rest], x[~rest])[1] for rest in all_but_one]
     return law._replace(reach=float(np.max(deviations)))
-
-
-def cross_validated(kernel: Kernel, x: Float[np.ndarray, "N A"], gaps: Float[np.ndarray, " N"]) -> dict[str, float]:
-    """Returns scores of a kernel on gaps of folds that are left out of its fit.
-
-    `log_density`, the mean log N(gap; mean, deviation^2), chooses the form; the other scores are those of
-    `preregistered.SCORES`.
-    """
-    mean, deviation = np.empty(len(gaps)), np.empty(len(gaps))
-    for rest, out in KFold(FOLDS, shuffle=True, random_state=0).split(x):
-        mean[out], deviation[out] = _fitted(kernel, x[rest], gaps[rest]).predict(x[out], return_std=True)
-    density = float(stats.norm.logpdf(gaps, mean, deviation).mean())
-    return {"log_density": density} | {
-        name: float(score(gaps, _with_ends(mean, deviation))) for name, score in SCORES.items()
-    }
-
-
-def _with_ends(mean: Float[np.ndarray, " N"], deviation: Float[np.ndarray, " N"]) -> Float[np.ndarray, "N 3"]:
-    """Returns expectations with the ends of their 95 % intervals."""
-    half = stats.norm.ppf((1 + LEVEL) / 2) * deviation
-    return np.stack([mean, mean - half, mean + half], axis=1)
 
 
 def expect(law: Law, points: Sequence[Mapping[str, Any]]) -> list[Expected]:
     """Returns the law's expectations at points (flat configs), with reasons where it extrapolates."""
-    process = _process(law, _coordinates(law.points, law.points), np.array(law.gaps))
-    mean, deviation = process.predict(_coordinates(law.points, points), return_std=True)
+    from routed.papers.ours import law_process  # here, as scikit-learn takes two seconds to load
+
+    fit, new = _coordinates(law.points, law.points), _coordinates(law.points, points)
+    mean, deviation = law_process.predictions(law.form, law.theta, fit, np.array(law.gaps), new)
     return [
         Expected(float(mean), float(low), float(high), _extrapolations(law, point, std))
-        for point, (mean, low, high), std in zip(points, _with_ends(mean, deviation), deviation, strict=True)
+        for point, (mean, low, high), std in zip(points, law_process.with_ends(mean, deviation), deviation, strict=True)
     ]
 
 
@@ -204,35 +161,20 @@ def _coordinates(fit: Sequence[Mapping[str, Any]], points: Sequence[Mapping[str,
     return 2 * (of_points - low) / np.where(high > low, high - low, 1.0) - 1
 
 
-def _fitted(kernel: Kernel, x: np.ndarray, gaps: np.ndarray) -> GaussianProcessRegressor:
-    """Returns the process whose parameters make these gaps most likely.
-
-    An axis without effect has a length at its bound: the warning about it is suppressed.
-    """
-    process = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=STARTS, random_state=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return process.fit(x, gaps)
-
-
-def _process(law: Law, x: np.ndarray, gaps: np.ndarray) -> GaussianProcessRegressor:
-    """Returns the process with a law's parameters, given these gaps."""
-    kernel = _kernels()[law.form].clone_with_theta(np.array(law.theta))
-    return GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True).fit(x, gaps)
-
-
 def read(path: pathlib.Path = FILE) -> Law:
     """Reads the law of a file.
 
     Raises:
       UserError: no such file, or a file without a law.
     """
-    with files.explained(path):
-        text = path.read_text("utf-8")
-    try:
-        return Law(**json.loads(text))
-    except (TypeError, ValueError):
-        raise UserError(f"{path}: not a law: make one with routed predict --fit=DIR --write={path}") from None
+    number, mend = stored.number, f"make a law with routed predict --fit=DIR --write={path}"
+    form = {"points": [{str: number}], "gaps": [number], "form": str, "theta": [number], "reach": number}
+    form |= {"scores": {str: {str: number}}, "made": {"experiment": str, "seeds": int}}
+    content = stored.read(path, form, mend)
+    with stored.fitting(str(path), mend):
+        law = Law(**content)
+        expect(law, law.points[:1])
+    return law
 
 
 def write(law: Law, path: pathlib.Path) -> None:
