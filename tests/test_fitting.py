@@ -17,6 +17,7 @@ from tests import language_case
 from tests.test_decoder import TINY, rows
 from tests.test_language import same, stopped_after
 
+pytestmark = pytest.mark.usefixtures("compiled")
 FITTED = {"router.fit": "clusters", "router.score": "distance", "router.frozen": True}
 FIRST = "first=1 router.fit=clusters router.score=distance"
 
