@@ -75,14 +75,15 @@ def test_sentences_and_what_cannot_be_said():
     assert (
         "from 0.31" in said
         and "(b) to 0.51" in said
-        and "their sum, 0.82" in said
+        and "Their sum, 0.82" in said
         and "less than the worth of all routers together" in said
     )
     assert (
-        "Table by token id, from other text, in every layer: loses 0.25" in said
+        'With "table by token id, from other text" in every layer the model loses 0.25' in said
         and "12.5 % of the tokens have an id that the other text lacks" in said
     )
-    assert "Training the trained routers alone for 9 more steps changes the loss by -0.1" in said
+    assert 'Repaired for 9 steps, "table by token id, from other text" loses least: 0.1 [' in said
+    assert "whose own repair changes the loss by -0.1 [" in said
     unsaid = "\n".join(surgery_results.unsaid(measured, table, surgery_results.regret_table(measured)))
     assert (
         "the experts here were trained for the trained router" in unsaid
@@ -102,7 +103,7 @@ def test_the_page_has_the_table_and_its_figures(tmp_path):
     assert (
         page.count("<svg") == 3
         and "keeps of the worth" in page
-        and all(text.split("(")[0].replace("'", "&#39;") in page for text in report["findings"])
+        and all(text.split("(")[0].replace("'", "&#39;").replace('"', "&#34;") in page for text in report["findings"])
     )
     assert len((tmp_path / "surgery.csv").read_text().splitlines()) == 1 + len(report["worth"])
     alone = {job: losses for job, losses in result().losses.items() if not job.repair_steps}

@@ -110,15 +110,18 @@ def findings(result: SurgeryResult, worth: pd.DataFrame, regret: pd.DataFrame) -
         for name, replacement in EVERY.items()
         if name not in (NOISE, TRAINED, *SUBSETS) and (plain := measured(worth, ALL, name)) is not None
     ]
+    replacements.sort(key=lambda replacement: replacement["plain"].lost)
+    mended = [replacement for replacement in replacements if replacement["repaired"] is not None]
     return paragraphs(
         "trace/surgery_findings.j2",
         result=result,
+        mended=min(mended, key=lambda replacement: replacement["repaired"].lost) if mended else None,
+        has_table="table" in {replacement["name"] for replacement in replacements},
         loss=_with_interval("{:.4g}", float(first.loss), first.loss_low, first.loss_high),
         noise=measured(worth, ALL, NOISE),
         trained_repaired=repaired(TRAINED),
         replacements=replacements,
         alone=_noise_alone(worth),
-        kept_alone=_kept_alone(worth),
         subsets=_subsets(worth),
         regret=regret_summary(regret),
         interval=_with_interval,
@@ -149,16 +152,6 @@ def _noise_alone(worth: pd.DataFrame) -> dict[str, Any] | None:
     relation = "as much as" if equal else "less than" if total < together.lost else "more than"
     least, most = rows.loc[rows.lost.idxmin()], rows.loc[rows.lost.idxmax()]
     return {"least": least, "most": most, "sum": total, "relation": relation}
-
-
-def _kept_alone(worth: pd.DataFrame) -> dict[str, Any] | None:
-    """Returns the layers of the least and the largest kept share, for the first replacement that has shares."""
-    single = worth[(worth.place != ALL) & worth.kept.notna()]
-    name = next((name for name in ("table", "random", "shuffled", "layer") if name in set(single.router)), None)
-    rows = single[(single.router == name) & (single.repaired == 0)]
-    if measured(worth, ALL, NOISE) is None or name is None or len(rows) < 2:
-        return None
-    return {"label": EVERY[name].label, "least": rows.loc[rows.kept.idxmin()], "most": rows.loc[rows.kept.idxmax()]}
 
 
 def measured(worth: pd.DataFrame, layer: str, name: str, steps: int = 0) -> Any:
