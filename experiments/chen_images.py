@@ -387,7 +387,7 @@ FIGURES = {
         ),
     ),
     "fig7": Figure(
-        "Fig. 7: maps of what experts make of cars, and of turned images",
+        "Fig. 7: t-SNE of experts' embeddings of cars and of turned images",
         changes={"seeds": 1, "experts.embeddings": True},
         sweep=lambda config: tuple(pictures(config).values()),
         plots=plots_of_fig7,

@@ -1,4 +1,4 @@
-"""When does gradient routing earn its place, against k-means of the inputs that nobody trains?
+"""When does a router trained by gradient beat k-means of the inputs, which is not trained?
 
 Question. Where inputs are clustered as the target is, k-means of the training inputs, without labels and frozen, finds
 the partition that a router needs. Where inputs have other clusters as well, k-means finds these too, or instead, and
@@ -273,7 +273,7 @@ def rates_claims(config: ConfigDict) -> tuple[Claim, ...]:
 
 
 RATE = Figure(
-    "the change of sign at other rates of the router",
+    "the crossing at other learning rates of the router",
     {"arms": FEW},
     sweep=rates_sweep,
     claims=rates_claims,

@@ -378,7 +378,7 @@ FIGURES = {
     "patches": Figure("vehicles among animals: accuracy by patches that an expert takes", VEHICLES, by_patches,
                       claims_of_patches, plots_of_patches),
     "spurious": Figure(
-        "vehicles among animals of a colour that misleads", VEHICLES, by_colour,
+        "vehicles among animals of a misleading colour", VEHICLES, by_colour,
         claims_of_colour("spurious", "vehicles, colour of the scene", same=False), plots_of_colour,
     ),
     "gate": Figure("vehicles among animals: softmax over all patches or over the chosen ones",

@@ -79,6 +79,10 @@ def test_a_swept_key_that_no_figure_shows_gets_its_figures():
         ({"kind": "curves", "name": "f", "x": "steps"}, "figure f: kind 'curves' needs the key 'metrics'"),
         ({"kind": "gap", "x": "steps"}, "figure (without a name): kind 'gap' needs the key 'name'"),
         ({"kind": "gap", "name": "f", "x": "steps", "metric": "a"}, "figure f: kind 'gap' has no key 'metric'"),
+        *(
+            ({"kind": "gap", "name": name, "x": "steps"}, f"figure {name!r}: a name has 1 to 80 letters, digits")
+            for name in ("../escape", "/abs", "", "a\0", "\ud800", "a" * 81)
+        ),
         (
             {"kind": "curves", "name": "f", "x": "steps", "metrics": (), "arm": ()},
             "has no key 'arm' (did you mean 'arms'?)",
@@ -90,18 +94,18 @@ def test_a_figure_that_cannot_be_drawn_is_refused(spec, words):
     with pytest.raises(UserError) as error:
         plots.check(spec)
     assert words in str(error.value)
-    if spec["kind"] in plots.PLOTS:
+    if "key" in words:
         assert str(error.value).endswith(f"keys of this kind: {', '.join(plots.PLOTS[spec['kind']].keys)}")
 
 
 def test_captions_say_which_value_is_shown_and_where_the_others_are():
     found = drawn()
-    assert found["by-experts.count"].caption.endswith("At data.samples = 8192; the others: figures 2 and 3.")
+    assert found["by-experts.count"].caption.endswith("At data.samples = 8192; other values: figures 2 and 3.")
     assert "Figure 3 at each value of experts.count" in found["loss-by-experts.count"].caption
-    assert found["loss"].caption.endswith("At experts.count = 16; the others: figures 1 and 2.")  # the base has 64
-    assert found["training"].caption.endswith("At data.samples = 8192, experts.count = 16; the others: figures 1 to 3.")
+    assert found["loss"].caption.endswith("At experts.count = 16; other values: figures 1 and 2.")  # the base has 64
+    assert found["training"].caption.endswith("= 8192, experts.count = 16; other values: figures 1 to 3.")
     alone = drawn({"data.samples": (512, 8192)})
-    assert "the others" not in alone["loss"].caption and list(alone) == ["loss", "training"]
+    assert "other values" not in alone["loss"].caption and list(alone) == ["loss", "training"]
     many = drawn({"data.samples": (512, 8192), "experts.count": tuple(range(2, 12))})["loss-by-experts.count"]
     assert (
         len(many.drawn.panels) == 2 * 6 and "Left out, and in the table: experts.count = 3, 5, 8, 10." in many.caption
@@ -442,6 +446,7 @@ def test_a_router_that_stands_still_is_drawn_once():
     maps = {"learned0(512,)": rng.dirichlet(np.ones(4), (2, 4)), "frozen0(512,)": np.full((2, 4, 4), 0.25)}
     drawing = frame.Data(rows, ["data.samples"], flatten(base()), maps, AXES)
     panels = plots.draw({"kind": "routing", "name": "r", "arms": ("learned", "frozen")}, drawing).panels
+    assert charts.labels(panels[0].y) == ["1", "4"]  # clusters, not "0.0 2.5"
     assert [panel.title for panel in panels] == [
         "step 0\n0 % of experts dead", "step 10\n0 % of experts dead", "every step\n0 % of experts dead",
     ]  # fmt: skip
@@ -468,6 +473,12 @@ def test_an_arm_of_the_users_is_drawn_and_paired_where_a_figure_names_others(mon
     monkeypatch.setattr(plan_arms, "OWN", {"mine"})
     monkeypatch.setattr(swept, "OWN", {"mine"})
     assert [*plots.draw(spec, data(rows, SWEPT)).series][-1] == "my own router"
+    maps = {f"{arm}0(512,)": np.full((2, 4, 4), 0.25) for arm in ("learned", "mine")}
+    drawing = frame.Data(
+        table({"data.samples": (512,)}, LEVELS | {"mine": 0.05}), ["data.samples"], flatten(base()), maps, AXES
+    )
+    panels = plots.draw({"kind": "routing", "name": "r", "arms": ("learned",)}, drawing).panels
+    assert [panel.y.label.partition("\n")[0] for panel in panels] == ["learned router", "my own router"]
     named = plots.draw(LOSS | {"arms": ("learned", "mine")}, data(rows, SWEPT)).series  # whose list is the user's
     assert [*named] == ["learned router", "my own router"]
     middle = plots.draw({"kind": "against", "name": "b", "x": "experts.count"}, data(rows, SWEPT)).panels[1]

@@ -59,7 +59,8 @@ def test_a_tally_keeps_apart_what_is_no_evidence_about_a_figure():
     figures, stand_ins, theorems = coverage.tally(claims, "x", listed)
     assert figures == {"hold": 1, "fail": 1, "open": 1} and stand_ins == {"hold": 1} and theorems == {"hold": 2}
     made = coverage.table(claims, {"x": "X"}, listed).splitlines()
-    assert made[2] == "| X | 3 | 1 | 1 | 1 | 1, 0, 0 | 2, 0, 0 | 1 of 2 |" and made[-1] == "- 1: no files"
+    assert made[2] == "| X | 3 | 1 | 1 | 1 | 1, 0, 0 | 2, 0, 0 | 1 of 2 |"
+    assert made[-1] == "- 1 without a page: no files"
 
 
 def test_kept_results_have_the_claims_that_their_commands_make():

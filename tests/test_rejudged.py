@@ -170,9 +170,9 @@ def test_a_result_of_earlier_rules_is_marked_on_its_page_and_where_it_is_linked(
     (pages / "README.md").write_text("[it](ours.md#geometry) is so")
     published.write_pages(pages)
     assert (pages / "README.md").read_text() == "[it](ours.md#geometry)† is so"
-    (line,) = re.findall("^† Judged by rules 1 .*$", (pages / "ours.md").read_text(), re.MULTILINE)
-    assert line.startswith("† Judged by rules 1 of ") and "and not again: it has no values per seed" in line
-    assert versions.CHANGES[versions.RULES] in line
+    (line,) = re.findall("^† Rules version 1 .*$", (pages / "ours.md").read_text(), re.MULTILINE)
+    assert line == f"† Rules version 1 (now {versions.RULES}); not judged again: no values per seed."
+    assert versions.CHANGES[versions.RULES] in (pages / "ours.md").read_text()
     text = answer.findings([ROOT / "data" / name for name in (FOLDERS[0].name, "geometry")])
     assert re.findall("^judged by rules .*$", text, re.MULTILINE) == [
         f"judged by rules 1, and not by those of today ({versions.RULES})"

@@ -82,7 +82,7 @@ def keep(
         "machine": described["machine"],
         "devices": len(described["devices"]),
         "commit": described["commit"],
-        "figures": [{"name": figure["name"], "caption": figure["caption"]} for figure in _shown(part["figures"])],
+        "figures": [{"name": each["name"], "caption": _alone(each["caption"])} for each in _shown(part["figures"])],
     }
     per_seed.write(folder, reduced, described["experiment"], config, swept)
     store(folder, _tables(about, result))
@@ -90,7 +90,7 @@ def keep(
 
 def store(folder: pathlib.Path, tables: dict[str, str]) -> None:
     """Writes tables of `judged` in place of older ones; a kill leaves a folder without its last file."""
-    (folder / LAST).unlink(missing_ok=True)
+    (files.own_folder(folder) / LAST).unlink(missing_ok=True)
     for name, text in tables.items():
         files.write(folder / name, text)
 
@@ -131,6 +131,12 @@ def experts_of(summary: pd.DataFrame) -> dict[str, list[float]]:
         .round(3)
     )
     return {} if len(counts.drop_duplicates()) < 2 else {arm: [*ends] for arm, *ends in counts.itertuples()}
+
+
+def _alone(caption: str) -> str:
+    """Returns a caption without the numbers of figures of the report, most of which are not committed."""
+    caption = re.sub(r"; other values: figures? [\d, toand]+", "", caption)
+    return re.sub(r" ?Figure \d+ at each value of \S+, on shared axes\.", "", caption)
 
 
 def _shown(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -73,7 +73,7 @@ def table(claims: Iterable[Mapping[str, Any]], sources: Mapping[str, str], liste
         cells = [name, figures.total(), figures["hold"], figures["fail"], figures["open"]]
         cells += [", ".join(str(each[key]) for key in ("hold", "fail", "open")) for each in (stand_ins, theorems)]
         lines.append("| " + " | ".join(map(str, [*cells, f"{len(missing)} of {len(states)}"])) + " |")
-    return "\n".join([*lines, "", *(f"- {count}: {reason}" for reason, count in reasons.most_common())])
+    return "\n".join([*lines, "", *(f"- {count} without a page: {reason}" for reason, count in reasons.most_common())])
 
 
 def filled(root: pathlib.Path, claims: Iterable[Mapping[str, Any]], sources: Mapping[str, str]) -> str:

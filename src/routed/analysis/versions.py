@@ -4,11 +4,11 @@
 #: version: pages of earlier ones are judged again (`routed report --rejudge`), or say that they were not.
 CHANGES = {
     1: "the rules of 22 November 2026",
-    2: "intervals of bootstraps are as wide as t intervals, exponents leave bounds out, counts of successful runs have"
-    " exact tests (24 November 2026)",
+    2: "bootstrap intervals are as wide as t intervals, exponents omit sizes that are known only as bounds, counts of"
+    " successful runs have exact tests (24 November 2026)",
     3: "no verdict where the side that did better lost runs (25 November 2026)",
-    4: "every kind of claim knows diverged runs, missed and missing controls, ends of grids, winners behind a constant"
-    " and values equal in every seed; predictions are judged by their interval, numbers need power, bootstraps have"
-    " p values in the family (27 November 2026)",
+    4: "every claim is checked for diverged runs, failed or missing controls, learning rates at an end of their grid,"
+    " winners worse than a constant and values equal in every seed; predictions are judged by their interval, numbers"
+    " need power, Holm's correction includes bootstraps (27 November 2026)",
 }
 RULES = max(CHANGES)

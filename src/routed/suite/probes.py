@@ -236,7 +236,7 @@ PROBES: tuple[Probe, ...] = (
         "Does it learn from noisy labels?",
         "E on clean targets after training on targets with noise of twice their standard deviation, 64 samples a"
         " cluster.",
-        "It does not sort tokens by their errors.",
+        "It does not sort tokens by their noise.",
         "Nothing about labels that are wrong in a systematic way.",
         ({"data.label_noise": 2.0, "data.separation": 1.5},),
         mean_explained,

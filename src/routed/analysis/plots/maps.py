@@ -155,9 +155,8 @@ def _moments(history: History) -> list[Panel]:
 
 PHASE = Plot(
     phase,
-    "Mean paired advantage of the learned router; a star marks cells whose 95 % interval excludes 0; black: the"
-    " border between"
-    " signs; the name in a cell is the fairest frozen control there.",
+    "Mean log(control / learned), paired by seed; a star marks cells whose 95 % interval excludes 0; black: the border"
+    " between signs; a name in a cell: its fairest frozen control.",
     required={"x": "swept key on the x axis", "y": "swept key on the y axis"},
     optional={"against": "controls, a map each"},
 )

@@ -114,9 +114,9 @@ def multiples(spec: dict[str, Any], data: Data) -> Chart | None:
 
 AGAINST = Plot(
     against,
-    "A swept key: the loss of every arm, the loss of controls over that of the learned router and of arms of your own"
-    " (paired by seed; above 0 that arm is better; the name is the fairest control there), and dead experts; means with"
-    " 95 % intervals.",
+    "Against a swept key: the loss of every arm, the loss of controls over that of the learned router and of arms of"
+    " your own (paired by seed; above 0 that arm is better; a name at a point: its fairest control), and dead experts;"
+    " means with 95 % intervals.",
     required={"x": "swept key on the x axis"},
 )
 MULTIPLES = Plot(

@@ -109,6 +109,6 @@ PARTS_PLOT = Plot(
     " best experts, the distance of its experts from these, and the weights of its gate (outline; below 0 it lies on"
     " the others, back to the measured loss). Black: the measured loss with its 95 % t interval; ring: the loss of"
     " experts trained on a frozen copy of the partition, predicted from its cells and the number of samples (too low"
-    " where the partition was learned from the same samples). A loss that is longer than the axis stands as a sum.",
+    " where the partition was learned from the same samples). A loss beyond the axis is written as a sum.",
     optional={"x": "swept key, a panel for each value", "arms": "arms that are drawn"},
 )
