@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import jax
+import pandas as pd
 import pytest
 from absl import flags
 
@@ -164,7 +165,8 @@ def tiny(tmp_path, monkeypatch):
         (["--config.optimizer.warmup=2147483648"], ["optimizer.warmup=2147483648", "below 2^31"]),
         (["--config.batch_size=10000000000000"], ["batch_size=10000000000000", "below 2^31"]),
         (["--config.data.test_samples=9223372036854775808"], ["data.test_samples=9223372036854775808", "below 2^31"]),
-        (["--config.data.separation=1e300"], ["data.separation=1e+300", "1e38"]),
+        (["--config.data.separation=1e300"], ["data.separation=1e+300", "1e10"]),
+        (["--config.router.init_scale=1e37"], ["router.init_scale=1e+37", "1e10"]),  # 1e38 and more come of it
         (["--config.data.separation=1e-300"], ["data.separation=1e-300", "1e-37"]),
         (["--config.data.test_samples=2147483644"], ["data.test_samples=2147483644", "GiB", "lower data.test_samples"]),
         (["--config.data.dim=100000000"], ["data.dim=100000000", "GiB", "lower data.dim"]),
@@ -398,7 +400,7 @@ def test_processes_compare_every_setting_but_where_data_are(tiny, tmp_path, monk
 def test_a_part_of_a_sweep_has_its_traces_too(tiny, monkeypatch):
     """2 arms of 2 seeds, all in the one part: 4 runs, whose traces no page follows."""
     asked = []
-    monkeypatch.setattr("routed.engine.execution.execute", lambda *about: None)
+    monkeypatch.setattr("routed.engine.execution.execute", lambda *about: pd.DataFrame())
     monkeypatch.setattr("routed.trace.from_runs.write", lambda workdir, runs: asked.append(len(runs)))
     command(f"--config={tiny}", "--shard=1/1", "--config.trace.every=1", "--workdir=w")
     assert asked == [4]
@@ -659,8 +661,10 @@ def test_flags_of_modules_that_load_later_are_nobodys_setting(monkeypatch):
 def test_flags_that_xla_cannot_read_are_named():
     """XLA would end the process."""
     with pytest.raises(UserError, match="XLA_FLAGS=--xla_nonsense=1: Unknown flag"):
-        jax_flags.refuse_unknown(" --xla_nonsense=1")
-    jax_flags.refuse_unknown(os.environ["XLA_FLAGS"])
+        jax_flags.refuse_xla_flags(" --xla_nonsense=1")
+    with pytest.raises(UserError, match="XLA_FLAGS=--xla_cpu_enable_fast_math=true may change numbers"):
+        jax_flags.refuse_xla_flags("--xla_dump_to=x --xla_cpu_enable_fast_math=true")
+    jax_flags.refuse_xla_flags(os.environ["XLA_FLAGS"])
 
 
 @pytest.mark.slow

@@ -360,10 +360,11 @@ def test_a_selection_that_evaluates_too_reads_the_value_of_each_run(tmp_path):
 
 
 def test_an_arm(tmp_path):
-    changes = {"arms": ("learned", "frozen", "frozen_loud")}
+    changes = {"arms": ("learned", "frozen", "frozen_loud", "learned_cosine")}
     config, table, part = train("An arm", tmp_path, changes | {"data.test_samples": 80})
     _, whole = experiment.configure(str(tmp_path / "my_arm.py"), [])
-    assert whole.arms[-1] == "frozen_loud" and "frozen_loud" in {run.arm for run in plan_runs(whole, ({},))}
+    names = {run.arm: run.config.router.name for run in plan_runs(whole, ({},))}
+    assert (names["frozen_loud"], names["learned_cosine"], names["learned"]) == ("linear", "cosine", "linear")
     norm = {arm: column(table, "router/norm_mean", arm=arm) for arm in config.arms}
     np.testing.assert_allclose(norm["frozen_loud"], 10 * norm["frozen"], rtol=1e-5)
     assert column(table, "router/params_changed", arm="frozen_loud").tolist() == [0, 0, 0]
@@ -479,6 +480,12 @@ def started_and_applied(config):
             "router.width: two parts declare it",
         ),
         ("A router with a setting", "ROUTERS[", "ROUTER[", "'ROUTER' is not defined"),
+        (
+            "A router with a setting",
+            "from_examples=kernel_from_examples,",
+            'from_examples=kernel_from_examples, uses=("router.nme",),',
+            r"uses the choice 'router.nme', which does not exist \(did you mean 'router.name'\?\)",
+        ),
     ],
 )
 def test_a_mistake_in_a_declaration_is_named(heading, old, new, message, tmp_path):

@@ -225,5 +225,6 @@ def test_other_data_at_a_swept_folder_is_refused(tiny, tmp_path, monkeypatch):
 def test_other_data_is_refused_in_an_old_workdir(tiny, alone, monkeypatch):
     problem = problem_of(tiny)
     monkeypatch.setattr(results, "problem_of", lambda config: problem._replace(digest=lambda config: "others"))
-    with pytest.raises(UserError, match="other data"):
-        run(tiny, alone)
+    moved = override(tiny, {"data.directory": "moved"})
+    with pytest.raises(UserError, match=f"other data.*restore data.directory='{tiny.data.directory}' with its files"):
+        run(moved, alone)

@@ -8,6 +8,7 @@ import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
@@ -74,19 +75,39 @@ def test_scores_of_a_users_router_are_checked_before_they_are_used(change, given
         jax.eval_shape(moe.init, jax.random.key(0), X)
 
 
+@pytest.fixture
+def untyped(monkeypatch):
+    """Without the types that are checked in tests alone."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
 @pytest.mark.parametrize(
     ("changes", "refusal"),
     [
         ({"rule": SelectionRule(k=5)}, "k=5: a token has 1 to 4 of 4 experts"),
         ({"rule": SelectionRule("sigmoid", k=0)}, "k=0: a token has 1 to 4 of 4 experts"),
         ({"rule": SelectionRule("topk")}, "rule 'topk' is unknown (did you mean 'top_k'?); known: soft, top_k"),
-        ({"rule": SelectionRule(capacity_factor=-1.0)}, "capacity_factor=-1.0: must be at least 0"),
+        ({"rule": SelectionRule(k=1.5)}, "k=1.5: a token has 1 to 4 of 4 experts"),
+        ({"rule": "top_k"}, "rule='top_k': must be a rule, such as SelectionRule('top_k', k=2)"),
+        ({"rule": SelectionRule(capacity_factor=-1.0)}, "capacity_factor=-1.0: must be at least 0, of type float"),
+        (
+            {"rule": SelectionRule(capacity_factor=float("nan"))},
+            "capacity_factor=nan: must be at least 0, of type float",
+        ),
+        ({"rule": SelectionRule(group_size=-4)}, "group_size=-4: must be at least 0, of type int"),
+        ({"rule": SelectionRule(priority="scor")}, "priority='scor': must be one of position, score, causal"),
         ({"dispatch": "einsum"}, "dispatch 'einsum' is unknown"),
     ],
 )
-def test_a_layer_that_cannot_be_is_refused(changes, refusal):
+def test_a_layer_that_cannot_be_is_refused(changes, refusal, untyped):
     with pytest.raises(UserError, match=re.escape(refusal)):
         layer(**changes)
+
+
+@pytest.mark.parametrize("given", [{"mask": jnp.ones(5, bool)}, {"routed_by": X[:5]}])
+def test_a_mask_of_other_tokens_is_refused(given, untyped):
+    with pytest.raises(UserError, match=r"tokens \[12, 4\]: `mask` is \[T\], and `routed_by` \[T, \.\.\.\]"):
+        layer().init(jax.random.key(0), X, **given)
 
 
 class Other(nn.Module):
@@ -107,7 +128,7 @@ class Other(nn.Module):
     ],
 )
 def test_tokens_and_outputs_of_another_rank_are_refused(tokens, change, output):
-    refusal = f"tokens {list(tokens.shape)}: of one of them Other makes {output}, it must make [1, outputs]"
+    refusal = f"tokens {list(tokens.shape)}: Other returns {output} for one token, not [1, outputs]"
     with pytest.raises(UserError, match=re.escape(refusal)):
         jax.eval_shape(layer().clone(expert=Other(change)).init, jax.random.key(0), tokens)
 

@@ -64,7 +64,7 @@ def test_what_does_not_divide_is_refused_with_what_does():
     with pytest.raises(UserError, match=r"4 devices of the mesh's axis 'expert' cannot share 6 experts; use 3"):
         check(mesh, 6, 64, 8)
     with pytest.raises(
-        UserError, match=r"group_size=16: 4 groups of 64 tokens cannot be shared by 8 .* use group_size=8"
+        UserError, match=r"group_size=16: 64 tokens make 4 groups, no multiple of 8 .* use group_size=8"
     ):
         check(mesh, 8, 64, 16)
     with pytest.raises(UserError, match="use a multiple of 8 tokens"):

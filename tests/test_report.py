@@ -189,6 +189,9 @@ def test_a_report_of_one_workdir_makes_its_files_again(finished, tmp_path, monke
     for options, again in (([f"--out={tmp_path / 'page.html'}"], 0), ([], len(names))):
         reported(tmp_path / "one", *options)
         assert sum((tmp_path / "one" / name).read_bytes() != b"of before" for name in names) == again
+    reported(tmp_path / "one", f"--out={tmp_path / 'new' / 'page.html'}")  # whose folder is made
+    with pytest.raises(UserError, match="choose another --out"):
+        reported(tmp_path / "one", f"--out={tmp_path / 'page.html' / 'page.html'}")
 
 
 def diverged(table):

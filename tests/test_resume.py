@@ -564,9 +564,13 @@ def test_no_program_is_compiled_after_one_without_a_finite_loss(folder, tmp_path
         assert sorted(set(table(tmp_path).arm)) == arms
         first, *others = capsys.readouterr().out.splitlines()
         assert first.startswith(f"{count} of {count} runs diverged by step 0 (") and "frozen 2" in first
-        assert "NOT JUDGED" in others[0] and others[1].endswith("no finite value (all 2 runs of learned diverged)")
+        assert "NOT JUDGED" in others[0] and others[1].endswith("no finite value")
+        assert "(all 2 runs of learned diverged)" in first
         assert f"<strong>{first[:30]}" in (tmp_path / "report.html").read_text("utf-8")
-    assert "train loss" not in caplog.text
+    assert "train loss" not in caplog.text and caplog.text.count("diverged") < 8  # a line a batch, not one a run
+    with pytest.raises(SystemExit) as ended:  # a part of a sweep, which has no page
+        command(*line[:1], f"--workdir={tmp_path / 'part'}", *line[2:], "--shard=1/1")
+    assert ended.value.code == 3
 
 
 @pytest.mark.parametrize("patience", [0.0, 1e9])

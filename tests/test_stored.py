@@ -23,7 +23,7 @@ from routed.engine import results, tables
 from routed.system import files, stored
 from tests import damage
 from tests.patience import PATIENCE
-from tests.test_command_line import command, reported
+from tests.test_command_line import command, describe, reported
 from tests.test_rejudged import FOLDERS
 
 #: A result with values per seed whose judgement is quick.
@@ -62,7 +62,7 @@ def test_code_that_a_folder_names_is_not_run(tmp_path, capsys, caplog):
         try:
             reported(evil.parent, *options)
         except UserError as error:
-            assert options and f"routed report {evil.parent} --experiment={evil} judges it" in str(error)
+            assert options and f"routed report {evil.parent} --experiment={evil}" in str(error)
     assert "work" in capsys.readouterr().out
     assert (
         f"these verdicts are stored, as code that a folder names is not run: routed report {evil.parent}" in caplog.text
@@ -141,6 +141,21 @@ def test_an_edit_is_named_and_believed_only_where_that_is_asked_for(work, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("figure", "gone", "its figure has 'gone', which .*gmm_router.* of today does not know; known: .*fig2a"),
+        ("model", "dense", "its model has 'dense', .*known: moe"),
+        ("arms", ["learned", "mine"], "its arms has 'mine', .*known: .*learned"),
+    ],
+)
+def test_what_the_experiment_of_today_does_not_know_is_named(work, key, value, message):
+    """An older program wrote it, so its digest is right."""
+    describe(work, lambda content: content["config"].update({key: value}))
+    with pytest.raises(UserError, match=message):
+        reported(work)
+
+
 def test_an_older_workdir_is_read_and_says_so_once(work, caplog):
     log.use_python_logging(quiet=True)
     stored._warn.cache_clear()
@@ -196,7 +211,7 @@ def test_texts_of_results_stay_texts_in_markdown(tmp_path):
     text = page.read_text()
     assert text.count("alert(1)") > 20
     assert not re.search(r"<(?!/?picture>|source media=|img src=\"data/|/?details>|/?summary>)[A-Za-z/!?]", text)
-    assert not re.search(r"\]\((?!#|[\w/-]+\.md|data/)", text) and "[x]:" not in text
+    assert not re.search(r"\]\((?!#|[\w/-]+\.md|\.\./method\.md|data/)", text) and "[x]:" not in text
     assert text.count("\n# ") == 0 and not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text, re.MULTILINE)
     assert not re.search(r'(src|srcset|alt)="[^"]*<', text)
 

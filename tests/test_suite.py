@@ -6,6 +6,7 @@ import inspect
 import json
 import pathlib
 import re
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +19,10 @@ from routed.engine import compilation, execution
 from routed.plan import code, experiment_files
 from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS
+from routed.suite import __main__ as suite_command
 from routed.suite import card, measures, probes, reference, run, subject
 from routed.system import files
+from tests.test_report import HOSTILE
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs" / "suite.md"
 
@@ -332,6 +335,22 @@ def test_the_reference_is_added_to_and_drops_other_versions(tmp_path):
     file.write_text('{"routers": 3}')
     with pytest.raises(UserError, match="is damaged"):
         reference.read(file)
+
+
+def test_a_card_whose_runs_diverged_begins_with_that_and_ends_with_3(monkeypatch):
+    lost = made([0.5, 0.6, 0.7]) | {"diverged": "2 of 6 runs diverged"}
+    assert card.as_text(lost, {"suite": lost["suite"], "routers": {}}).startswith("2 of 6 runs diverged\n")
+    monkeypatch.setattr(suite_command, "_card", lambda *given: lost)
+    for flag in ("REFERENCE", "QUICK", "WORKDIR"):
+        monkeypatch.setattr(suite_command, flag, types.SimpleNamespace(value=None))
+    with pytest.raises(SystemExit) as ended:
+        suite_command.main(["suite", "linear"])
+    assert ended.value.code == 3
+
+
+def test_the_name_of_a_router_stays_a_text_on_its_page():
+    page = card.page(made([0.5, 0.6, 0.7], name=HOSTILE), {"suite": run.identity(False), "routers": {}}, HOSTILE)
+    assert "<script>$x" not in page and "{{7*7}}" in page
 
 
 def test_a_card_of_another_version_or_a_quick_one_is_not_compared():

@@ -247,6 +247,7 @@ def test_rows_hit_every_cluster_where_each_has_a_row(small, tmp_path):
     ("changes", "words"),
     [
         ({"model": "kmeans"}, "does not fit model='kmeans'; use input"),
+        ({"model": "kmeans", "data.target": "train"}, "data.target='train': does not fit model='kmeans'; use input"),
         ({"model": "two_experts"}, "needs opposite Gaussians, which .* use data.name=two_gaussians"),
         (TWO | {"data.dim": 1}, "data.dim=1: two Gaussians need at least 2"),
     ],

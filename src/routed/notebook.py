@@ -17,7 +17,7 @@ from routed.engine.results import load
 from routed.plan.experiment import configure, portable_spec
 from routed.plan.workdir import default_workdir
 from routed.settings.tree import flatten
-from routed.system import files
+from routed.system import files, signals
 from routed.system.experiments import packaged
 
 
@@ -96,6 +96,6 @@ def _execute(command: list[str]) -> None:
         except BaseException:
             process.send_signal(signal.SIGINT)  # the run stores what it has
             raise
-    if process.returncode:
+    if process.returncode not in (0, signals.DIVERGED):
         text = lines[-1].partition("error: ")[2] or lines[-1]
         raise UserError(f"{text or 'the run failed'} (exit code {process.returncode} of {shlex.join(command)})")

@@ -162,7 +162,7 @@ def test_a_class_of_a_file_is_found_with_its_cost_and_signal(tmp_path):
     [
         ("self.layer(x).T", "", r"scores of 3 tokens are \[5, 3\], must be floats \[3, 5\]"),
         ("(self.layer(x), 1)", "", "scores of 3 tokens are tuple"),
-        ("self.norm(self.layer(x))", "self.norm = torch.nn.BatchNorm1d(experts)", "buffer norm.running_mean moves"),
+        ("self.norm(self.layer(x))", "self.norm = torch.nn.BatchNorm1d(experts)", "buffer norm.running_mean changes"),
         ("torch.dropout(self.layer(x), 0.5, True)", "", "scores are random"),
         ("self.lost(x)", "", "AttributeError"),
     ],

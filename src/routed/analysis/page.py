@@ -29,7 +29,7 @@ from routed.analysis.plots.rendering import theme
 from routed.analysis.points import with_rows
 from routed.analysis.wording import render, unique_ids
 from routed.analysis.workdirs import command_of
-from routed.contracts import Column
+from routed.contracts import Column, UserError
 from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
@@ -107,9 +107,13 @@ def check(asked: Any, config: ConfigDict) -> None:
     for claim in asked.claims(config):
         verdicts.check(claim)
         refuse_old_names(claim, f"claim {claim.id}")
+    names = set[str]()
     for spec in asked.plots(config):
         plots.check(spec)
         refuse_old_names(spec, f"figure {spec['name']}")
+        if spec["name"] in names:
+            raise UserError(f"figure {spec['name']}: two figures have this name, of which one would be lost")
+        names.add(spec["name"])
 
 
 def warn_of_claims(asked: Any, config: ConfigDict, points: Sequence[Point]) -> None:

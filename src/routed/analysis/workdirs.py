@@ -17,6 +17,8 @@ from routed.contracts import UserError
 from routed.engine import results
 from routed.engine.rows import LEADING, plain_value
 from routed.plan import experiment, shards
+from routed.plan.arms import ARMS
+from routed.plan.config import problem_of
 from routed.plan.workdir import ELSEWHERE
 from routed.settings.tree import flatten, value_of
 from routed.system.experiments import packaged
@@ -63,7 +65,7 @@ def merged(folders: list[pathlib.Path]) -> list[list[pathlib.Path]]:
             for where, digest in first.get("further_data", {}).items():
                 if digests.get(where, digest) != digest:
                     raise UserError(
-                        f"{folder} is of other data than {group[0]} at {where}: report them apart, or run it again"
+                        f"at {where}, {folder} has other data than {group[0]}: report them apart, or run {folder} again"
                     )
         if "shard" in first:
             names, (_, parts) = [stored_of[folder]["shard"] for folder in group], shards.parse(first["shard"])
@@ -119,7 +121,13 @@ def experiment_of(folder: pathlib.Path, named: Sequence[str] = ()) -> tuple[type
         module, config = experiment.configure(spec, [])
     except UserError as error:
         raise UserError(f"{folder}: {str(error).replace('--config=', '--experiment=', 1)}") from None
-    return module, results.config_of(folder, config)
+    config = results.config_of(folder, config)
+    for key, names in {"figure": module.FIGURES, "model": problem_of(config).models, "arms": ARMS}.items():
+        for value in config[key] if key == "arms" else [config[key]]:
+            if value not in names:
+                text = f"{folder}: its {key} has {value!r}, which {spec} of today does not know; known: "
+                raise UserError(f"{text}{', '.join(filter(None, names))}: run it again, or use its own version")
+    return module, config
 
 
 def trusted(folder: pathlib.Path, named: Sequence[str] = ()) -> str:
@@ -145,7 +153,7 @@ def anew(*group: pathlib.Path) -> str:
     """Returns the command that judges workdirs with the code of their experiment, and the reason to ask for it."""
     file = _experiment(group[0])[0]
     command = shlex.join(["routed", "report", *map(str, group), f"--experiment={file}"])
-    return f"code that a folder names is not run: {command} judges it with the code of its experiment"
+    return f"the code that it names is not run unasked; to run it: {command}"
 
 
 def command_of(spec: str, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> str:

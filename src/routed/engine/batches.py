@@ -239,8 +239,7 @@ def _resumed(states: Any, saved: Checkpoint | None, runs: list[Run], data: str) 
     if (data_before := saved.meta.get("data", data)) != data:  # checkpoints of early versions do not name their data
         raise UserError(
             f"checkpoint {saved.path} is of runs on other data ({data_before}; now {data}): choose another --workdir,"
-            " or"
-            " restore data.directory"
+            " or restore the files that the runs began on"
         )
     loaded = checkpoint.load(saved.path, saved.meta, states, len(runs))
     return (states, None) if loaded is None else (loaded, saved.meta["step"])

@@ -73,18 +73,22 @@ def refuse_changed() -> None:
                 f"{name.upper()}={value} is set, which may change numbers, and no run records it: unset it (in a file:"
                 f" leave {name} as it is)"
             )
-    refuse_unknown(os.environ.get("XLA_FLAGS", ""))
+    refuse_xla_flags(os.environ.get("XLA_FLAGS", ""))
 
 
 @functools.cache
-def refuse_unknown(flags: str) -> None:
-    """Refuses XLA_FLAGS that XLA cannot read, as it would end this process: another process tries them first.
+def refuse_xla_flags(flags: str) -> None:
+    """Refuses XLA_FLAGS that change how numbers are rounded, and those that XLA cannot read.
+
+    The latter would end this process: another process tries them first.
 
     Raises:
       UserError: names the flag.
     """
     if not flags:
         return
+    if loose := re.search(r"--\w*(fast_m|excess_precision|approx|bf16_dot)\w*(=\S+)?", flags):
+        raise UserError(f"XLA_FLAGS={loose[0]} may change numbers, and no run records it: leave it out")
     command = [sys.executable, "-c", "from jaxlib import xla_client; xla_client.CompileOptions()"]
     variables = os.environ | {"XLA_FLAGS": flags}
     tried = subprocess.run(command, env=variables, capture_output=True, encoding="utf-8", errors="replace")

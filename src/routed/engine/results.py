@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -68,7 +69,7 @@ def open_workdir(
             table, settled = ordered(table), False
     _refuse_other_shard(path, shard)
     data, further_data = problem_of(config).digest(config), _further_data(config, sweep)
-    _refuse_other_data(path, stored, {"": data, **further_data}, config.data.directory)
+    _refuse_other_data(path, stored, {"": data, **further_data})
     content = _description(experiment, flat, swept, data) | ({"shard": shard} if shard else {})
     before = stored or {"left_out": {}, "code": {}}
     if further_data := before.get("further_data", {}) | further_data:
@@ -115,9 +116,7 @@ def _refuse_other_shard(path: pathlib.Path, shard: str) -> None:
         )
 
 
-def _refuse_other_data(
-    path: pathlib.Path, stored: dict[str, Any] | None, digests: dict[str, str], directory: str
-) -> None:
+def _refuse_other_data(path: pathlib.Path, stored: dict[str, Any] | None, digests: dict[str, str]) -> None:
     """Refuses a workdir whose rows were trained on other data; `digests` are those of the base config and of points."""
     if stored is None:
         return
@@ -126,7 +125,8 @@ def _refuse_other_data(
         if stored_digests.get(point, digest) != digest:
             raise UserError(
                 f"workdir {path} holds results on other data{point and f' at {point}'} ({stored_digests[point]}; now"
-                f" {digest}): choose another --workdir, or restore data.directory={directory!r}"
+                f" {digest}): choose another --workdir, or restore data.directory="
+                f"{stored['config'].get('data.directory', '')!r} with its files"
             )
 
 
@@ -224,6 +224,7 @@ def _description(experiment: str, flat: dict[str, Any], swept: list[str], data: 
         "swept": swept,
         **provenance(),
         "devices": [str(d) for d in jax.devices()],
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "data": data,
     }
 

@@ -74,14 +74,4 @@ SHARED: dict[str, Setting] = {
     "learning_rate": Setting(0.01, "of the experts' parameters", RATE, traced=True),
 }
 
-__all__ = [
-    "ACTIVATIONS",
-    "EXPERTS",
-    "SHARED",
-    "Cnn",
-    "Constant",
-    "Expert",
-    "Ffn",
-    "Linear",
-    "Mlp",
-]
+__all__ = ["ACTIVATIONS", "EXPERTS", "SHARED", "Cnn", "Constant", "Expert", "Ffn", "Linear", "Mlp"]

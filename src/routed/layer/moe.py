@@ -20,8 +20,9 @@ from routed.layer import dispatch
 from routed.layer.dispatch.parallel import EXCHANGED, EXPERT, group_size_of, parallel, parallel_select
 from routed.layer.layer_rules import LayerRules, select_in_layer
 from routed.layer.model_rules import scaled_inputs
-from routed.layer.rule import SelectionRule
+from routed.layer.rule import QUEUES, SelectionRule
 from routed.layer.selection import SELECTIONS, capacity, select
+from routed.layer.selection_settings import SHARED
 from routed.metrics import load
 from routed.routers.noise import NOISES, ScoreNoise
 from routed.routers.scores import check_scores, layer_scores
@@ -67,7 +68,7 @@ class MoE(nn.Module):
     et al. 2024). A selection may bring a forward of its own (`Selection.forward`), which calls the methods below.
 
     Raises:
-      UserError: no such rule or dispatch, k experts of a token are not possible, or tokens of another rank.
+      UserError: no such rule or dispatch, an impossible k or capacity, or tokens or a mask of another shape.
       TypeError: a dispatch that cannot serve the selection, or the mesh; it names one that can.
     """
 
@@ -110,6 +111,8 @@ class MoE(nn.Module):
         forward = SELECTIONS[self.rule.name].forward or route_and_dispatch
         common = 0.0 if self.shared is None else self.shared(tokens)
         real = None if mask is None else jnp.asarray(mask)
+        if len(scored) != len(tokens) or (real is not None and real.shape != tokens.shape[:1]):
+            raise UserError(f"tokens {[*tokens.shape]}: `mask` is [T], and `routed_by` [T, ...], of the same T tokens")
         y, routing = forward(self, Tokens(tokens, scored, real, context))
         return common + y, routing
 
@@ -187,14 +190,19 @@ def check_layer(rule: SelectionRule, experts: int, name: str) -> None:
     Raises:
       UserError: names the argument, its value, and what is allowed.
     """
+    if not isinstance(rule, SelectionRule):
+        raise UserError(f"rule={rule!r}: must be a rule, such as SelectionRule('top_k', k=2)")
     dispatches = [dispatch.AUTO, *dispatch.DISPATCHES]
     for argument, value, names in (("rule", rule.name, [*SELECTIONS]), ("dispatch", name, dispatches)):
         if value not in names:
             raise UserError(f"{argument} {value!r} is unknown{nearest(value, names)}; known: {', '.join(names)}")
-    if "k" in SELECTIONS[rule.name].reads and not 1 <= rule.k <= experts:
+    if "k" in SELECTIONS[rule.name].reads and not (isinstance(rule.k, int | np.integer) and 1 <= rule.k <= experts):
         raise UserError(f"k={rule.k}: a token has 1 to {experts} of {experts} experts")
-    if rule.capacity_factor < 0:
-        raise UserError(f"capacity_factor={rule.capacity_factor}: must be at least 0; 0 drops nothing")
+    for argument in QUEUES:
+        value, setting = getattr(rule, argument), SHARED[argument]
+        kind = type(setting.default)
+        if not (isinstance(value, kind | int | np.integer) and setting.allowed.holds(value)):
+            raise UserError(f"{argument}={value!r}: {setting.allowed.description()}, of type {kind.__name__}")
 
 
 def _check_tokens(expert: nn.Module, x: Array) -> None:
@@ -208,9 +216,8 @@ def _check_tokens(expert: nn.Module, x: Array) -> None:
     if (shape := getattr(output, "shape", ())) == (1, *shape[1:2]) and len(shape) == 2:
         return
     raise UserError(
-        f"tokens {list(x.shape)}: of one of them {type(expert).__name__} makes {list(shape) or type(output).__name__},"
-        " it must make [1, outputs]: a layer takes tokens [T, ...] in one axis (x.reshape(-1, D)), and an expert"
-        " returns [T, outputs]"
+        f"tokens {list(x.shape)}: {type(expert).__name__} returns {list(shape) or type(output).__name__} for one token,"
+        " not [1, outputs]: give a layer tokens [T, ...] (x.reshape(-1, D)), and let an expert return [T, outputs]"
     )
 
 

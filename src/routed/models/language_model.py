@@ -32,11 +32,7 @@ STACKS = ("encoder", "decoder")
 
 
 def language_model(
-    network: Callable[[Plan], nn.Module],
-    read: Read,
-    config: ConfigDict,
-    mesh: Mesh | None = None,
-    head: str = "",
+    network: Callable[[Plan], nn.Module], read: Read, config: ConfigDict, mesh: Mesh | None = None, head: str = ""
 ) -> Model:
     """Builds the `network` that the config describes, or the dense twin (`transformer_sizes.TWINS`).
 

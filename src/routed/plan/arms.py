@@ -48,13 +48,7 @@ _TOP2 = {**TOP1, **_EVALUATED, "selection.k": 2, "selection.eval.k": 2}
 _BALANCED = {"selection.balance_rate": 1e-2}
 
 #: Scores by distance to training samples, trained and evaluated top-1: a soft gate of distances is nearly hard too.
-BY_DISTANCE = {
-    "router.frozen": True,
-    "router.score": "distance",
-    "router.init_from_data": True,
-    **TOP1,
-    **_EVALUATED,
-}
+BY_DISTANCE = {"router.frozen": True, "router.score": "distance", "router.init_from_data": True, **TOP1, **_EVALUATED}
 
 #: Scores by distance to centres of what a layer of a language model sees.
 _FITTED = {"router.score": "distance", "router.fit": "clusters"}

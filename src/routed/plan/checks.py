@@ -76,13 +76,13 @@ def _check_value(key: str, value: Any, setting: Setting) -> None:
     for number in value if isinstance(value, tuple) else (value,):
         if type(number) in (int, float) and not _fits_32_bits(number):
             refuse(
-                key, value, "programs count and compute in 32 bits: use numbers below 2^31, or of size 1e-37 to 1e38"
+                key, value, "programs count and compute in 32 bits: use numbers below 2^31, or of size 1e-37 to 1e10"
             )
 
 
 def _fits_32_bits(number: int | float) -> bool:
-    """True if a number survives the conversion to int32 or float32, without becoming infinite or 0."""
-    return abs(number) < 2**31 if isinstance(number, int) else number == 0 or 1e-37 <= abs(number) <= 1e38
+    """True if int32 or float32 holds a number, and what programs make of it: squares, and products of several."""
+    return abs(number) < 2**31 if isinstance(number, int) else number == 0 or 1e-37 <= abs(number) <= 1e10
 
 
 def _check_run(config: ConfigDict) -> None:
@@ -111,7 +111,7 @@ def _check_parts(config: ConfigDict, data: Any, problem: ProblemPart) -> None:
     provided, tokens = data.provides, "hidden" if model.inner is not None else data.tokens
     if missing := [need for need in model.needs if need not in provided]:
         refuse("model", config.model, f"needs {missing[0]}, which {data_text} does not have; use {_having(missing[0])}")
-    if model.targets and data.targets[config.data.target] not in model.targets:
+    if model.targets and data.targets.get(config.data.target) not in model.targets:
         targets = " or ".join(name for name, kind in data.targets.items() if kind in model.targets)
         reason = f"does not fit model={config.model!r}; use {targets or 'another task'}"
         refuse("data.target", config.data.target, reason)

@@ -39,10 +39,7 @@ VERSION = importlib.metadata.version("routed")
 #: Folders whose code is identified by the version of its package.
 _INSTALLED = tuple(
     pathlib.Path(folder).resolve()
-    for folder in (
-        str(importlib.resources.files("routed")),
-        *map(sysconfig.get_path, ("stdlib", "platstdlib")),
-    )
+    for folder in (str(importlib.resources.files("routed")), *map(sysconfig.get_path, ("stdlib", "platstdlib")))
 )
 
 #: Names of the folders of installed packages, in this environment and in others that it imports from.

@@ -191,6 +191,8 @@ def parts_of(config: ConfigDict) -> list[ActivePart]:
         key = pending.pop()
         if key in active:
             continue
+        if key not in CHOICES:
+            raise UserError(f"a part uses the choice {key!r}, which does not exist{nearest(key, CHOICES)}")
         name, choice = value_of(config, key), CHOICES[key]
         part = (problem.models if key == "model" else choice.parts)[name]
         active[key] = ActivePart(f"{key}={name}", choice.node, part)

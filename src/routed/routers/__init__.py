@@ -27,14 +27,7 @@ from routed.routers.product import (
     ProductRouter,
     SelfRouter,
 )
-from routed.routers.router import (
-    CLUSTERS,
-    EXAMPLES,
-    Router,
-    kernel_from_clusters,
-    kernel_from_examples,
-    scale_kernel,
-)
+from routed.routers.router import CLUSTERS, EXAMPLES, Router, kernel_from_clusters, kernel_from_examples, scale_kernel
 from routed.settings.setting import FRACTION, LAYERS, RATE, Setting, When, at_least, one_of, within
 
 _DIM = Setting(16, "dimensions of the down-projection", at_least(1))

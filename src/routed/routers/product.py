@@ -157,7 +157,7 @@ class SelfRouter(nn.Module):
     def __call__(self, x: Float[Array, "T D"], **context) -> Float[Array, "T E"]:
         if x.shape[-1] < self.num_experts:
             raise UserError(
-                f"config key router.name='self': a token has {x.shape[-1]} numbers, of which experts.count="
-                f"{self.num_experts} are the scores; widen transformer.dim"
+                f"the router 'self' scores {self.num_experts} experts by as many numbers of a token, which has"
+                f" {x.shape[-1]}: widen the token (transformer.dim), or have fewer experts"
             )
         return x[:, : self.num_experts].astype(jnp.float32)

@@ -145,7 +145,7 @@ def _claim(workdir: pathlib.Path, subject: Subject, quick: bool) -> None:
     }
     file = workdir / MARK
     if not file.exists() and (workdir / "config.json").exists():
-        raise UserError(f"workdir {workdir} holds runs that are of no card: choose another --workdir")
+        raise UserError(f"workdir {workdir} holds runs of no score card: choose another --workdir")
     stored = remember(file, identifying, "choose another --workdir", dict.fromkeys(identifying, object))
     different = next((key for key, value in identifying.items() if stored[key] != value), None)
     if different == "seed":

@@ -101,7 +101,7 @@ def _module(kind: type, sizes: tuple[int, int], seed: int = 0) -> Any:
         raise UserError(f"{kind.__name__}: scores of {TOKENS} tokens are {shape}, must be floats [{TOKENS}, {experts}]")
     moved = [name for name, value in module.named_buffers() if not torch.equal(value, before[name])]
     if moved:
-        raise UserError(f"{kind.__name__}: buffer {moved[0]} moves in training: write this router in Flax, with state")
+        raise UserError(f"{kind.__name__}: buffer {moved[0]} changes in training: write the router in Flax, with state")
     if not torch.equal(scores, first):
         raise UserError(f"{kind.__name__}: scores are random, in evaluation too: write this router in Flax, with noise")
     return module

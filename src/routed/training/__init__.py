@@ -6,11 +6,7 @@ from routed.training.probes import PROBES
 from routed.training.problem import ProblemPart
 
 #: name -> problem; the model says which is its own, among those for the data.
-PROBLEMS: dict[str, ProblemPart] = {
-    "samples": samples.SAMPLES,
-    "encoder_decoder": ENCODER_DECODER,
-    "decoder": DECODER,
-}
+PROBLEMS: dict[str, ProblemPart] = {"samples": samples.SAMPLES, "encoder_decoder": ENCODER_DECODER, "decoder": DECODER}
 
 PROBES |= {
     "sample_loss": sample_probes.LOSS,

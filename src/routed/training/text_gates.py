@@ -195,10 +195,7 @@ def _layer(history: dict[str, np.ndarray], stack: str, sparse: int, tokens: Toke
     if (stale >= 0).any():  # -1 where outputs choose, not scores
         by_router = [agreement.churn(new, old) for new, old in zip(choices[1:], stale[1:], strict=True)]
         by_features = [agreement.churn(old, before) for old, before in zip(stale[1:], choices[:-1], strict=True)]
-        metrics |= {
-            "churn_router": np.array([np.nan, *by_router]),
-            "churn_features": np.array([np.nan, *by_features]),
-        }
+        metrics |= {"churn_router": np.array([np.nan, *by_router]), "churn_features": np.array([np.nan, *by_features])}
     moments = [agreement.information(now, tokens.language, tokens.row, tokens.token, DRAWS) for now in choices]
     return metrics | {name: np.array([moment[name] for moment in moments]) for name in moments[0]}
 

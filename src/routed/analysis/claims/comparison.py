@@ -13,14 +13,7 @@ import pandas as pd
 from routed.analysis import statistics
 from routed.analysis.claims.claim import Point, Side, Stakes, TwoSides
 from routed.analysis.claims.outcomes import outcomes_of
-from routed.analysis.claims.rules import (
-    ONE_SEED,
-    UNKNOWN_TAIL,
-    displayed,
-    effect_text,
-    inconclusive,
-    verdict_of,
-)
+from routed.analysis.claims.rules import ONE_SEED, UNKNOWN_TAIL, displayed, effect_text, inconclusive, verdict_of
 from routed.analysis.claims.weaknesses import weakened
 from routed.analysis.paired_values import ANY_FAIR, Rows, ends
 

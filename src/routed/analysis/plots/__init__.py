@@ -4,6 +4,7 @@ page, SVG and PNG.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,6 +58,8 @@ def check(spec: Mapping[str, Any]) -> None:
     keys = f"keys of this kind: {', '.join(plot.keys)}"
     if missing := [key for key in ("name", *plot.required) if key not in spec]:
         raise UserError(f"figure {name}: kind {kind!r} needs the key {missing[0]!r}; {keys}")
+    if not re.fullmatch(r"\w[\w.-]{0,79}", str(name), re.ASCII):
+        raise UserError(f"figure {name!r}: a name has 1 to 80 letters, digits, _, . and -, the first no . or -")
     if unknown := [key for key in spec if key not in plot.keys]:
         key = unknown[0]
         raise UserError(f"figure {name}: kind {kind!r} has no key {key!r}{nearest(key, plot.keys)}; {keys}")

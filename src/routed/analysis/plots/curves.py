@@ -26,10 +26,7 @@ COLUMNS = 3
 #: and of the least ones, which are drawn where they are known.
 CONSTANT = "best constant"
 COUNT_MODELS = {"eval/bigram": "bigram model", "eval/ngram": "5-gram model"}
-FLOORS = {
-    "eval/floor_blind": "least without the dialect",
-    "eval/floor": "least possible",
-}
+FLOORS = {"eval/floor_blind": "least without the dialect", "eval/floor": "least possible"}
 
 
 def curves(spec: Spec, data: Data) -> Chart | None:

@@ -41,12 +41,7 @@ def sample(spec: dict[str, Any], data: Data) -> Chart | None:
         for layer, probs in enumerate(layers):
             tokens, experts = probs.shape
             entropy = abs((probs * np.log(np.maximum(probs, 1e-9))).sum(1).mean())
-            x = Axis(
-                "position of the token",
-                (-0.5, tokens - 0.5),
-                ticks=quarters(tokens),
-                grid=False,
-            )
+            x = Axis("position of the token", (-0.5, tokens - 0.5), ticks=quarters(tokens), grid=False)
             y = Axis(
                 f"{textwrap.fill(ARMS[arm].label, 18)}\nexpert",
                 (-0.5, experts - 0.5),

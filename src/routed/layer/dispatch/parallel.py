@@ -187,6 +187,5 @@ def check(mesh: Mesh, experts: int, tokens: int, group_size: int) -> None:
         sizes = [n for n in range(1, group_size + 1) if group_size % n == 0 and tokens // n % mesh.size == 0]
         mend = f"use group_size={sizes[-1]}" if sizes else f"use a multiple of {mesh.size} tokens"
         raise UserError(
-            f"group_size={group_size}: {groups} groups of {tokens} tokens cannot be shared by {mesh.size} devices;"
-            f" {mend}"
+            f"group_size={group_size}: {tokens} tokens make {groups} groups, no multiple of {mesh.size} devices; {mend}"
         )
