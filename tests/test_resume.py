@@ -596,3 +596,8 @@ def test_what_threads_of_a_failed_save_report_too_late_is_left_out(capsys):
     assert not capsys.readouterr().err
     sys.excepthook(RuntimeError, RuntimeError("something else"), None)
     assert "something else" in capsys.readouterr().err
+    shown = []
+    hook = checkpoint.without_late_threads(shown.append, lambda error: error)  # as for sys.unraisablehook
+    for error in (RuntimeError("Event loop is closed"), KeyError("Event loop is closed")):
+        hook(error)
+    assert shown == [error]

@@ -15,7 +15,7 @@ import os
 import pathlib
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -36,13 +36,19 @@ log.get_absl_logger().addFilter(lambda record: "orbax" not in pathlib.Path(recor
 logging.getLogger("orbax").setLevel(logging.CRITICAL)
 
 
-def _hook(kind, error, trace, original_hook=sys.excepthook) -> None:
-    """Drops the error of a thread of a failed save that reports after its event loop was closed."""
-    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
-        original_hook(kind, error, trace)
+def without_late_threads(hook: Callable[..., None], error_of: Callable[..., Any]) -> Callable[..., None]:
+    """Returns a hook for errors that drops those of threads of a failed save, whose event loop is closed."""
+
+    def report(*given: Any) -> None:
+        error = error_of(*given)
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            hook(*given)
+
+    return report
 
 
-sys.excepthook = _hook
+sys.excepthook = without_late_threads(sys.excepthook, lambda kind, error, trace: error)
+sys.unraisablehook = without_late_threads(sys.unraisablehook, lambda failure: failure.exc_value)  # TensorStore 0.1.86
 
 
 class Checkpoint(NamedTuple):
