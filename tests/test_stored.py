@@ -64,12 +64,11 @@ def test_code_that_a_folder_names_is_not_run(tmp_path, capsys, caplog):
         except UserError as error:
             assert options and f"routed report {evil.parent} --experiment={evil}" in str(error)
     assert "work" in capsys.readouterr().out
-    assert (
-        f"these verdicts are stored, as code that a folder names is not run: routed report {evil.parent}" in caplog.text
-    )
+    text = f"stored, as the code that it names is not run unasked; to run it: routed report {evil.parent}"
+    assert text in caplog.text
     shutil.copytree(KEPT, tmp_path / "docs" / "data" / "kept")
     (tmp_path / "docs" / "data" / "kept" / "config.json").write_text(json.dumps(described))
-    with pytest.raises(UserError, match="kept is not judged, as code that a folder names is not run"):
+    with pytest.raises(UserError, match="kept is not judged, as the code that it names is not run"):
         reported(f"--rejudge={tmp_path / 'docs'}")
     assert not (tmp_path / "ran").exists()
     with pytest.raises(UserError, match=r"work: --experiment=.*evil\.py: not an experiment, it lacks FIGURES"):
