@@ -258,8 +258,7 @@ def tiny(workdir: pathlib.Path, folder: pathlib.Path) -> str:
 
     remember_programs()
     try:
-        line = f"--config={write_experiment(folder)}", f"--workdir={workdir}", "--config.checkpoint.final=true"
-        command(*line, "--verbosity=-3")
+        command(f"--config={write_experiment(folder)}", f"--workdir={workdir}", "--verbosity=-3")
     except UserError as error:
         if "\n" in str(error):
             raise Defect(f"more than a line: {error}") from error
