@@ -71,7 +71,7 @@ def test_what_does_not_divide_is_refused_with_what_does():
         check(mesh, 8, 12, 12)
     check(mesh, 8, 64, 8)
     x = jnp.zeros((64, 4))
-    with pytest.raises(UserError, match=r"^group_size=64: 1 groups of 64 tokens .* use group_size=8"):
+    with pytest.raises(UserError, match=r"^group_size=64: 64 tokens make 1 groups, .* use group_size=8"):
         jax.eval_shape(layer(mesh, SelectionRule(k=2, capacity_factor=1.0)).init, jax.random.key(0), x)
     jax.eval_shape(layer(mesh, SelectionRule(k=2)).init, jax.random.key(0), x)  # dropless: groups mean nothing
     with pytest.raises(TypeError, match="'gather' cannot share experts over a mesh; use 'slots', 'ragged' or 'auto'"):

@@ -294,7 +294,7 @@ def test_online_k_means_by_hand(measure):
 
 def test_self_routing_reads_the_token_and_refuses_too_narrow_ones():
     np.testing.assert_array_equal(SelfRouter(3).apply({}, X), X[:, :3])
-    with pytest.raises(UserError, match="a token has 4 numbers, of which experts\\.count=8 are the scores"):
+    with pytest.raises(UserError, match="scores 8 experts by as many numbers of a token, which has 4"):
         SelfRouter(8).apply({}, X)
 
 

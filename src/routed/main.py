@@ -240,8 +240,7 @@ def _run(command: Command) -> None:
       UserError: the workdir has results of another command, or cannot be written; the user interrupted.
     """
     from routed.analysis import page
-    from routed.engine import devices, execution, results, sharing, trackers
-    from routed.engine.batches import Watching
+    from routed.engine import batches, devices, execution, results, sharing, trackers
     from routed.plan import experiment
     from routed.plan.workdir import default_workdir
     from routed.system import hosts
@@ -267,7 +266,7 @@ def _run(command: Command) -> None:
             "several hosts need one folder that all see, on the network or in a bucket",
         )
         early = functools.partial(page.write_unfinished, workdir, command.module, config)
-        watching = Watching(TRACKER.value, PROFILE.value)
+        watching = batches.Watching(TRACKER.value, PROFILE.value)
         table = execution.execute(runs, table, workdir, mesh, None if SHARD.value else early, watching)
         if config.trace.every:
             hosts.once(lambda: from_runs.write(workdir, runs))
