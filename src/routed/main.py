@@ -106,8 +106,6 @@ def main(argv: list[str]) -> None:
     if COORDINATOR.value and not os.environ.get(supervisor.MARK):
         child = [sys.executable, "-m", "routed.main", *sys.argv[1:]]
         sys.exit(supervisor.supervise(child, COORDINATOR.value))
-    if LIST.value or DRY_RUN.value:
-        log.info("loading %s and JAX", spec)
     # Imports stand inside of functions: --help and the parent of a process need no JAX, which takes seconds to load.
     from routed.engine import devices
     from routed.plan import shards
