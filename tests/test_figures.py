@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+import types
 
 import numpy as np
 import pandas as pd
@@ -96,6 +97,12 @@ def test_a_figure_that_cannot_be_drawn_is_refused(spec, words):
     assert words in str(error.value)
     if "key" in words:
         assert str(error.value).endswith(f"keys of this kind: {', '.join(plots.PLOTS[spec['kind']].keys)}")
+
+
+def test_two_figures_of_one_name_are_refused():
+    asked = types.SimpleNamespace(claims=lambda config: (), plots=lambda config: (LOSS, LOSS))
+    with pytest.raises(UserError, match="figure loss: two figures have this name"):
+        page.check(asked, base())
 
 
 def test_captions_say_which_value_is_shown_and_where_the_others_are():

@@ -63,7 +63,7 @@ def test_a_damaged_law_is_one_line(tmp_path, data):
 def fitted():
     some = points(40)
     noise = np.random.default_rng(1).normal(0, 0.05, len(some))
-    gaps = [gap_of(one) + e for one, e in zip(some, noise, strict=True)]
+    gaps = [gap_of(point) + error for point, error in zip(some, noise, strict=True)]
     with mock.patch.object(law_process, "STARTS", 0):  # a quarter of the time
         return law.fit(some, gaps, {"experiment": "x", "seeds": 5})
 

@@ -120,8 +120,8 @@ def test_a_page_begins_with_its_first_judged_claims():
 
 def test_nothing_is_answered_by_a_smoke_run():
     claims = [claim("not judged", reason="a smoke run shows that the figure runs, not what it finds")] * 2
-    bare = [one | {"points": []} for one in claims]
-    part = {"in_short": answer.in_short(claims), "behind": [], "claims": bare, "by_point": [], "gap": None}
+    records = [record | {"points": []} for record in claims]
+    part = {"in_short": answer.in_short(claims), "behind": [], "claims": records, "by_point": [], "gap": None}
     assert answer.as_text(part | {"shares": None}).count("a smoke run") == 1  # not once for each claim
     assert answer.in_short(claims).startswith("Nothing can be said yet") and not answer.answer(claims)
     assert "figures and tables" in answer.summary([])

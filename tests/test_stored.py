@@ -143,9 +143,9 @@ def test_an_edit_is_named_and_believed_only_where_that_is_asked_for(work, monkey
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("figure", "gone", "its figure has 'gone', which .*gmm_router.* of today does not know; known: .*fig2a"),
-        ("model", "dense", "its model has 'dense', .*known: moe"),
-        ("arms", ["learned", "mine"], "its arms has 'mine', .*known: .*learned"),
+        ("figure", "gone", "figure='gone' is unknown to .*gmm_router.* of today; known: .*fig2a"),
+        ("model", "dense", "model='dense' is unknown .*known: moe"),
+        ("arms", ["learned", "mine"], "arms='mine' is unknown .*known: .*learned"),
     ],
 )
 def test_what_the_experiment_of_today_does_not_know_is_named(work, key, value, message):
@@ -287,6 +287,14 @@ def test_a_kill_of_docs_leaves_a_result_whole_or_absent(tmp_path, monkeypatch, w
     with pytest.raises(UserError, match="figures is a symbolic link: nothing is written behind one"):
         reported(work, f"--docs={tmp_path / 'docs'}")
     assert [path.name for path in mine.iterdir()] == ["a.svg"]
+
+
+def test_results_that_are_judged_again_are_not_written_behind_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "kept").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="kept is a symbolic link"):
+        committed.store(tmp_path / "kept", {"about.json": "{}"})
+    assert not [*(tmp_path / "elsewhere").iterdir()]
 
 
 def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path):

@@ -125,7 +125,7 @@ def experiment_of(folder: pathlib.Path, named: Sequence[str] = ()) -> tuple[type
     for key, names in {"figure": module.FIGURES, "model": problem_of(config).models, "arms": ARMS}.items():
         for value in config[key] if key == "arms" else [config[key]]:
             if value not in names:
-                text = f"{folder}: its {key} has {value!r}, which {spec} of today does not know; known: "
+                text = f"{folder}: {key}={value!r} is unknown to {spec} of today; known: "
                 raise UserError(f"{text}{', '.join(filter(None, names))}: run it again, or use its own version")
     return module, config
 
