@@ -505,7 +505,7 @@ def test_presets_run(presets, name):
 
 @pytest.mark.slow
 def test_figures(presets, monkeypatch):
-    monkeypatch.setattr(patch_charts, "TSNE", lambda **how: TSNE(**how, max_iter=250))  # as few as it takes
+    monkeypatch.setattr("sklearn.manifold.TSNE", lambda **how: TSNE(**how, max_iter=250))  # as few as it takes
     config, rows, arrays = presets["released"]
     kinds, spec = ("series", "dispatch", "products", "embedding"), {"name": "f", "lines": {"one": {}}}
     data, empty = (
