@@ -117,12 +117,13 @@ def test_a_figure_names_what_its_points_compute(file, figure, scale):
     module, config = experiment.configure(spec(file, figure, scale), [])
     asked = figure_of(module, config)
 
-    def values(config, key):
-        return {point[key] for point in asked.sweep(config) if key in point}
+    def values(points, key):
+        return {point[key] for point in points if key in point}
 
-    changed = {key: override(config, {key: 2 * value_of(config, key)}) for key in ("steps", "eval_every", "batch_size")}
-    assert set(asked.computed) & set(changed) == {
-        key for key, other in changed.items() if values(other, key) != values(config, key)
+    usual, keys = asked.sweep(config), ("steps", "eval_every", "batch_size")
+    changed = {key: asked.sweep(override(config, {key: 2 * value_of(config, key)})) for key in keys}
+    assert set(asked.computed) & set(keys) == {
+        key for key, points in changed.items() if values(points, key) != values(usual, key)
     }
 
 

@@ -108,17 +108,16 @@ def _is_packaged(part: Any) -> bool:
 
 def _digests(parts: Mapping[str, Any]) -> Code:
     """The digests of the parts that are not the package's; cached, as a plan asks thousands of times."""
-    users = {label: part for label, part in parts.items() if not _is_packaged(part)}
-    for label, part in users.items():
+    for label, part in parts.items():
         if _DIGESTS.get(id(part), (None,))[0] is not part:
-            code = code_by_file(_name(label), part)
-            digests = {file.name: _hash("\0".join(sorted(statements))) for file, statements in code.items()}
-            _DIGESTS[id(part)] = part, digests
-    return {label: _DIGESTS[id(part)][1] for label, part in users.items()}
+            code = None if _is_packaged(part) else code_by_file(_name(label), part)
+            texts = code and {file.name: "\0".join(sorted(statements)) for file, statements in code.items()}
+            _DIGESTS[id(part)] = part, texts and {file: _hash(text) for file, text in texts.items()}
+    return {label: digests for label, part in parts.items() if (digests := _DIGESTS[id(part)][1]) is not None}
 
 
-#: id of a part -> the part, and its digests.
-_DIGESTS: dict[int, tuple[Any, dict[str, str]]] = {}
+#: id of a part -> the part, and its digests; None: the part is the package's.
+_DIGESTS: dict[int, tuple[Any, dict[str, str] | None]] = {}
 
 
 def code_by_file(name: str, part: Any) -> dict[pathlib.Path, set[str]]:

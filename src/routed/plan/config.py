@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -44,6 +44,9 @@ class PartsOfProblems(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         return self._parts()[name]
+
+    def items(self) -> ItemsView[str, Any]:  # the inherited one would merge the tables anew for each item
+        return self._parts().items()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts())
