@@ -32,7 +32,8 @@ from routed.system.platform import platform
 #: Tokens of a caller outside of jit may be NumPy's, as for any Flax module.
 AnyArray = Array | np.ndarray
 
-#: The collection of what a comparison does to a layer from outside: `sharpness`, a factor on the scores of any router.
+#: The collection of what a measurement does to a layer from outside: `sharpness`, a factor on the scores of any router,
+#: `offset`, which is added to the scores, and `choice`, which is added for the choice of experts alone.
 CONTROL = "control"
 
 
@@ -62,10 +63,10 @@ class MoE(nn.Module):
     prefix of 16. The router scores the tokens, or `routed_by` in their place; keyword context is passed on to it.
 
     A router may hold variables of its own collections, which move in calls in which these are mutable, and the
-    collection `control` may hold a `sharpness` that multiplies the scores. Noise needs the random stream `noise` (none
-    without it). With `balance_rate` the collection `balance` holds a bias per expert that only chooses; each call in
-    which the collection is mutable moves the bias by that rate towards equal load (auxiliary-loss-free balancing, Wang
-    et al. 2024). A selection may bring a forward of its own (`Selection.forward`), which calls the methods below.
+    collection `control` may change the scores (`CONTROL`). Noise needs the random stream `noise` (none without it).
+    With `balance_rate` the collection `balance` holds a bias per expert that only chooses; each call in which the
+    collection is mutable moves the bias by that rate towards equal load (auxiliary-loss-free balancing, Wang et al.
+    2024). A selection may bring a forward of its own (`Selection.forward`), which calls the methods below.
 
     Raises:
       UserError: no such rule or dispatch, an impossible k or capacity, or tokens or a mask of another shape.
@@ -117,14 +118,19 @@ class MoE(nn.Module):
         return common + y, routing
 
     def scores(self, x: Float[Array, "T ..."], context: dict[str, Any]) -> Float[Array, "T E"]:
-        """Returns the router's scores times the sharpness, without noise."""
+        """Returns the router's scores times the sharpness, plus the offset, without noise."""
 
         def checked(x: Array, **context) -> Array:
             scores = self.router(x, **context)
             check_scores(scores, x.shape, self.num_experts, type(self.router).__name__)
             return scores
 
-        return layer_scores(checked, x, context, self.get_variable(CONTROL, "sharpness"))
+        return self.moved(layer_scores(checked, x, context, self.get_variable(CONTROL, "sharpness")), "offset")
+
+    def moved(self, scores: Float[Array, "T E"], name: str) -> Float[Array, "T E"]:
+        """Returns the scores plus the variable of that name in the collection `control`, if any."""
+        added: Array | None = self.get_variable(CONTROL, name)
+        return scores if added is None else scores + added
 
     def route(self, tokens: Tokens, reweigh: Callable[[Array], Array] | None = None) -> Routing | SoftRouting:
         """Routes the tokens; `reweigh` changes the scores that weights are made of."""
@@ -138,6 +144,7 @@ class MoE(nn.Module):
             )(tokens.scored)
         plain = preference if self.noise_in_weights else scores
         weighing = plain if reweigh is None else reweigh(plain)
+        preference = self.moved(preference, "choice")
         layer, rules = tokens.context.get("layer"), self.layer_rules
         pick = partial(self.select, weighing, layer=layer, preference=preference, mask=tokens.mask)
         rate = self.balance_rate if rules is None else jnp.asarray(rules.rates)[layer]

@@ -44,11 +44,11 @@ def language_model(
     Raises:
       UserError: transformer.sparse_layers does not divide transformer.layers.
     """
-    last, sparse = f"layer_{blocks_of(config)[0] - 1}", is_sparse(config)
+    sparse = is_sparse(config)
     layers = layers_of(config) if sparse else None
     # Made outside of any module, which Flax would make the parent of the routers.
     routers = {stack: router_modules(config, layers) for stack in read if sparse}
-    functions = _Functions(network, read, config, mesh, head, last, routers, layers)
+    functions = _Functions(network, read, config, mesh, head, routers, layers)
     if not sparse:
         return Model(functions.init, functions.apply)
     return Model(functions.init, functions.apply, functions.scores, functions.responses, layers=layers)
@@ -63,8 +63,6 @@ class _Functions:
     config: ConfigDict
     mesh: Mesh | None
     head: str
-    #: The last layer of a block, which is the sparse layer.
-    last: str
     #: stack -> a router of each kind; empty without sparse layers.
     routers: dict[str, list[nn.Module]]
     #: The sparse layers, where they differ.
@@ -88,7 +86,7 @@ class _Functions:
             return {f"{KIND}{i}": tree["router"] for i, tree in enumerate(trees) if tree.get("router")}
 
         for stack in self.routers if more else ():
-            path = self._path(stack)
+            path = path_of(self.config, stack)
             params["router"][stack]["router"] = of_kinds([groups["router"][stack] for groups, _ in drawn])
             for name in {name for _, collections in drawn for name in collections}:
                 if variables := of_kinds([_at(collections.get(name, {}), path) for _, collections in drawn]):
@@ -101,11 +99,12 @@ class _Functions:
         state = dict(nn.meta.unbox(self.module(rule, "dense", None, kind).init(key, batch)))
         params, router, experts = state.pop("params"), {}, {}
         for stack in self.routers:
-            moe = params[stack]["blocks"][self.last].pop("moe")
+            block = _at(params, path_of(self.config, stack)[:-1])
+            moe = block.pop("moe")
             router[stack] = {name: moe[name] for name in ("router", "noise") if name in moe}
             experts[stack] = moe["experts"]
             if "shared" in moe:  # a shared expert is part of the trunk
-                params[stack]["blocks"][self.last]["moe"] = {"shared": moe["shared"]}
+                block["moe"] = {"shared": moe["shared"]}
         scale = self.config.transformer.init_scale**0.5
         head_params = {"head": params.pop(self.head)} if self.head else {}
         scaled = jax.tree_util.tree_map_with_path(
@@ -130,11 +129,11 @@ class _Functions:
         whole |= {self.head: params["head"]} if self.head else {}
         for stack in self.routers:
             experts = jax.tree.map(lambda a: a.astype(dtype), params["experts"][stack])
-            whole = _put(whole, self._path(stack), params["router"][stack] | {"experts": experts})
+            whole = _put(whole, path_of(self.config, stack), params["router"][stack] | {"experts": experts})
         return whole
 
     def scores(self, params, state, site: str, features: Float[Array, "S T D"], batch: TextBatch, step=0):
-        state_of_router = {name: _at(tree, self._path(site)) for name, tree in state.items()}
+        state_of_router = {name: _at(tree, path_of(self.config, site)) for name, tree in state.items()}
         state_of_router = {name: tree["router"] for name, tree in state_of_router.items() if "router" in tree}
         context = context_of(self.config, self.read[site](batch), batch, step)
         router = self.router(site)
@@ -159,9 +158,10 @@ class _Functions:
 
         return jax.vmap(of_layer)(params["experts"][site], features)
 
-    def _path(self, stack: str) -> tuple[str, ...]:
-        """Returns the path of a stack's MoE layers in the network's parameters and state."""
-        return (stack, "blocks", self.last, "moe")
+
+def path_of(config: ConfigDict, stack: str) -> tuple[str, ...]:
+    """Returns the path of a stack's MoE layers in the network's parameters and state."""
+    return (stack, "blocks", f"layer_{blocks_of(config)[0] - 1}", "moe")
 
 
 def context_of(config: ConfigDict, ids: Int[Array, "B L"], batch: TextBatch, step: Any) -> dict[str, Any]:
