@@ -230,13 +230,10 @@ def paired(rows: pd.DataFrame, worse: str, better: str, metric: str, logs: bool 
     """Returns log(worse / better), or the difference, by seed at one point; seeds with a diverged run are left out."""
     if metric not in rows:
         return pd.Series(dtype=float)
-    good = rows[rows.status == "ok"].pivot_table(index="seed", columns="arm", values=metric)
-    if worse not in good or better not in good:
-        return pd.Series(dtype=float)
-    both = good[[worse, better]].dropna()
-    if not logs:
-        return both[worse] - both[better]
-    return pd.Series(statistics.log_ratio(both[worse].to_numpy(), both[better].to_numpy()), both.index)
+    good = rows[rows.status == "ok"]  # a pivot table of all arms takes twice as long
+    sides = [good.loc[good.arm == arm].groupby("seed")[metric].mean().dropna() for arm in (worse, better)]
+    first, second = (side.loc[sides[0].index.intersection(sides[1].index)] for side in sides)
+    return pd.Series(statistics.log_ratio(first.to_numpy(), second.to_numpy()), first.index) if logs else first - second
 
 
 def fair_gap(
