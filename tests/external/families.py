@@ -35,6 +35,11 @@ NLLB = {
     "max_position_embeddings": 64,
 }  # fmt: skip
 
+#: Of models that read images too, which read text alone here.
+VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
+    "patch_size": 4}  # fmt: skip
+SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+
 #: Name -> (class of the config, its settings).
 FAMILIES = {
     "afmoe": ("AfmoeConfig", EIGHT | {"num_shared_experts": 1, "num_dense_layers": 1, "head_dim": 8}),
@@ -72,6 +77,11 @@ FAMILIES = {
         "layer_types": ["conv", "full_attention"], "norm_topk_prob": True}),
     "llama4": ("Llama4TextConfig", LOCAL | {"head_dim": 8, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1,
         "intermediate_size_mlp": 24, "attention_chunk_size": 64}),
+    "glm4v_moe": ("Glm4vMoeConfig", {
+        "text_config": SCALED | {"first_k_dense_replace": 1, "head_dim": 8, "rope_parameters": SECTIONS | {
+            "partial_rotary_factor": 1.0}},
+        "vision_config": VISION | {"image_size": 16},
+    }),
     "longcat_flash": ("LongcatFlashConfig", SMALL | LATENT | {"num_layers": 1, "n_routed_experts": 8, "moe_topk": 2,
         "zero_expert_num": 2, "expert_ffn_hidden_size": 16, "ffn_hidden_size": 24, "head_dim": 4}),
     "mimo_v2_flash": ("MiMoV2FlashConfig", SCALED | {"head_dim": 8, "v_head_dim": 8, "swa_head_dim": 8,
@@ -87,6 +97,12 @@ FAMILIES = {
     "phimoe": ("PhimoeConfig", LOCAL),
     "qwen2": ("Qwen2MoeConfig", EIGHT | {"shared_expert_intermediate_size": 16}),
     "qwen3": ("Qwen3MoeConfig", EIGHT | {"head_dim": 8, "num_hidden_layers": 3, "mlp_only_layers": [0]}),
+    "qwen3_vl_moe": ("Qwen3VLMoeConfig", {
+        "text_config": EIGHT | {"head_dim": 8, "decoder_sparse_step": 1, "mlp_only_layers": [],
+            "rope_parameters": SECTIONS},
+        "vision_config": VISION | {"spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0]},
+    }),
     "qwen3_next": ("Qwen3NextConfig", EIGHT | {"shared_expert_intermediate_size": 16, "head_dim": 8,
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
         "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}),
@@ -109,7 +125,8 @@ def make(family, dtype=torch.float32):
     kind, settings = FAMILIES[family]
     torch.manual_seed(0)
     config = getattr(hf, kind)(**settings)
-    model = (hf.AutoModelForSeq2SeqLM if config.is_encoder_decoder else hf.AutoModelForCausalLM).from_config(config)
+    kinds = hf.AutoModelForCausalLM, hf.AutoModelForImageTextToText, hf.AutoModelForSeq2SeqLM
+    model = next(kind for kind in kinds if type(config) in kind._model_mapping).from_config(config)
     with torch.no_grad():
         for router in hooks.routers_of(model).values():
             for parameter in router.module.parameters():

@@ -158,6 +158,20 @@ def test_a_folder_without_tokenizer_names_the_way_out(tmp_path):
         model_inputs.load(str(folder), str(tmp_path / "n\xf6ne"))
 
 
+def test_weights_that_a_checkpoint_lacks_are_refused(tmp_path):
+    """transformers fills them with random numbers, whose routing would be nobody's."""
+    model = make("qwen3_vl_moe")  # found by its own class: no causal model has this config
+    weights = model.state_dict()
+    del weights["model.language_model.layers.1.mlp.gate.weight"]
+    model.save_pretrained(tmp_path, state_dict=weights)
+    refusal = r"--model=.* lacks 1 weights of .*, the first is model.language_model.layers.1.mlp.gate.weight"
+    with pytest.raises(UserError, match=refusal):
+        model_inputs.load(str(tmp_path), BYTES)
+    model.save_pretrained(tmp_path)
+    loaded, _ = model_inputs.load(str(tmp_path), BYTES)
+    assert type(loaded) is type(model)
+
+
 class Unknown(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -110,9 +110,11 @@ def _digests(parts: Mapping[str, Any]) -> Code:
     """The digests of the parts that are not the package's; cached, as a plan asks thousands of times."""
     for label, part in parts.items():
         if _DIGESTS.get(id(part), (None,))[0] is not part:
-            code = None if _is_packaged(part) else code_by_file(_name(label), part)
-            texts = code and {file.name: "\0".join(sorted(statements)) for file, statements in code.items()}
-            _DIGESTS[id(part)] = part, texts and {file: _hash(text) for file, text in texts.items()}
+            digests = None
+            if not _is_packaged(part):
+                code = code_by_file(_name(label), part)
+                digests = {file.name: _hash("\0".join(sorted(statements))) for file, statements in code.items()}
+            _DIGESTS[id(part)] = part, digests
     return {label: digests for label, part in parts.items() if (digests := _DIGESTS[id(part)][1]) is not None}
 
 

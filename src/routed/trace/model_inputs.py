@@ -25,7 +25,8 @@ def load(model: str, tokens: str = "") -> tuple[Any, Any]:
     """Returns (model, tokenizer) of transformers, by path or name; `tokens` names another tokenizer, or `bytes`.
 
     Raises:
-      UserError: transformers is not installed or of another version, or has no such model or tokenizer.
+      UserError: transformers is not installed or of another version, or has no such model or tokenizer, or the model
+        lacks weights.
     """
     check_version()
     import torch
@@ -33,13 +34,16 @@ def load(model: str, tokens: str = "") -> tuple[Any, Any]:
 
     try:
         config = transformers.AutoConfig.from_pretrained(model)
-        decoders = (transformers.AutoModelForCausalLM, transformers.AutoModel)
-        kinds = (transformers.AutoModelForSeq2SeqLM,) if config.is_encoder_decoder else decoders
+        decoders = [getattr(transformers, f"AutoModel{part}") for part in ("ForCausalLM", "ForImageTextToText", "")]
+        kinds = [transformers.AutoModelForSeq2SeqLM] if config.is_encoder_decoder else decoders
         kind = next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[-1])
-        loaded = kind.from_pretrained(model, dtype="auto").to("cuda" if torch.cuda.is_available() else "cpu")
+        loaded, report = kind.from_pretrained(model, dtype="auto", output_loading_info=True)
     except (OSError, ValueError) as error:
         raise UserError(f"--model={model}: {str(error).splitlines()[0]}") from error
-    return loaded, BYTES if tokens == BYTES else _tokenizer(tokens, model)
+    if missing := sorted(report["missing_keys"]):  # transformers fills them with random numbers
+        raise UserError(f"--model={model} lacks {len(missing)} weights of {kind.__name__}, the first is {missing[0]}")
+    model_on_device = loaded.to("cuda" if torch.cuda.is_available() else "cpu")
+    return model_on_device, BYTES if tokens == BYTES else _tokenizer(tokens, model)
 
 
 def _tokenizer(tokens: str, model: str) -> Any:
