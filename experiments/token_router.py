@@ -18,7 +18,8 @@ Rules, fixed before any evaluation seed ran:
   setting   `setting` has one exploration seed. The steps of the other figures are the fewest of its evaluations at
             which (a) every sparse arm beats an interpolated 5-gram of the training text, (b) the learned router beats
             the dense twin of equal FLOPs by .05 nats, and (c) two ways to route differ by .02 nats. If no evaluation
-            has all three, that is the result.
+            has all three, that is the result. Found: 8,000 steps (seed 9100, 12,000 steps): there the sparse arms have
+            1.485 (hash), 1.518 (learned) and 1.527 (frozen) nats, the 5-gram 1.537, the dense twin 1.603.
   balance   every sparse arm has the same balancing bias on its choice, so `learned` is the balanced router.
   rates     each arm has its own best of three factors on all rates and, where a router learns, three on the router's
             rate: the lowest test loss of a seed that no figure evaluates.
@@ -64,7 +65,7 @@ PROTOCOL = {
     "selection.balance_rate": 1e-2, "optimizer.name": "adam", "optimizer.schedule": "linear", "optimizer.warmup": 200,
     "router.learning_rate": 9e-3, "experts.learning_rate": 9e-3, "transformer.learning_rate": 9e-3,
     "rates": "tuned", "tune.multipliers": (1 / 3, 1.0, 3.0), "tune.router_multipliers": (0.3, 1.0, 3.0),
-    "batch_size": 8, "steps": 12000, "eval_every": 1000, "checkpoint.every": 500,
+    "batch_size": 8, "steps": 8000, "eval_every": 1000, "checkpoint.every": 500,
     "mesh.runs_per_batch": 2,  # on two cores: one each
 }  # fmt: skip
 
@@ -120,7 +121,8 @@ WAYS_FIGURE = Figure(
 
 SETTING = Figure(
     "exploration: the fewest steps at which this setting can tell routers apart",
-    {"arms": ("learned", "hash_token", "frozen", "decoder_active"), "seed": 9100, "seeds": 1, "rates": "paper"},
+    {"arms": ("learned", "hash_token", "frozen", "decoder_active"), "seed": 9100, "seeds": 1, "rates": "paper",
+     "steps": 12000},
     plots=lambda config: TRAINING,
 )
 
