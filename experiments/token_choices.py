@@ -384,7 +384,14 @@ FIGURES = {
 }
 
 
+def measured_at_the_ends(changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns the changes of a scale with evaluations before and after training alone."""
+    return changes | {"eval_every": changes.get("steps", tokens.PROTOCOL["steps"])}
+
+
+SCALES = {name: lambda config, of=of: measured_at_the_ends(of(config)) for name, of in tokens.SCALES.items()}
+
+
 def get_config(arg: str | None = None) -> Any:
     """Returns the config of FIGURE[,SCALE]."""
-    protocol = tokens.PROTOCOL | {"eval_every": tokens.PROTOCOL["steps"]}  # measured before and after training
-    return make_config("token_choices", arg, FIGURES, protocol, tokens.SCALES)
+    return make_config("token_choices", arg, FIGURES, tokens.PROTOCOL, SCALES)

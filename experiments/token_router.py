@@ -121,8 +121,13 @@ WAYS_FIGURE = Figure(
 
 SETTING = Figure(
     "exploration: the fewest steps at which this setting can tell routers apart",
-    {"arms": ("learned", "hash_token", "frozen", "decoder_active"), "seed": 9100, "seeds": 1, "rates": "paper",
-     "steps": 12000},
+    {
+        "arms": ("learned", "hash_token", "frozen", "decoder_active"),
+        "seed": 9100,
+        "seeds": 1,
+        "rates": "paper",
+        "steps": 12000,
+    },
     plots=lambda config: TRAINING,
 )
 
