@@ -72,7 +72,7 @@ def title(spec: Spec, data: Data) -> str:
         rows = rows[rows[key] == value]
     seeds = rows.groupby([*data.swept, "arm"]).seed.nunique()
     count = f"{seeds.min()} to {seeds.max()}" if len(seeds) and seeds.min() < seeds.max() else f"{seeds.max()}"
-    return ", ".join([*parts, f"n = {count} seeds" if len(seeds) else "no finished run"])
+    return ", ".join([*parts, f"n = {count} seed{'s' * (count != '1')}" if len(seeds) else "no finished run"])
 
 
 def automatic(specs: Sequence[Spec], data: Data) -> list[Spec]:
