@@ -10,6 +10,7 @@ text with routers that learn, hash, cluster, stay random, or are absent. Data, e
     routed run --config=token_router:settles --config.data.directory=DIR    # the router frozen early
     routed run --config=token_router:balance --config.data.directory=DIR    # what balance costs
     routed run --config=token_router:grow --config.data.directory=DIR       # the gap against experts and granularity
+    routed run --config=token_router:testbed        # balancing on text of separable domains: method, scope, capacity
     routed run --config=token_router:setting --config.data.directory=DIR    # how the setting was found
 
 DIR holds train.txt, valid.txt and test.txt, as text8 is laid out.
@@ -36,11 +37,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from ml_collections import ConfigDict
 
 import routed.papers.ours  # noqa: F401 (parts of our own questions)
+from routed.analysis import statistics
 from routed.analysis.claims import LEARNED, Claim, Writer, comparability
+from routed.analysis.plots import PLOTS, Axis, Chart, Data, Panel, Plot, Series
+from routed.analysis.plots import Point as Mark
+from routed.analysis.plots.scales import set_value_axes
+from routed.contracts import SHARE, Column
 from routed.plan import Figure, Point, make_config, product
+from routed.plan.arms import REFERENCE
 from routed.plan.experiment import Scales
 
 #: The ways to route; the first is the reference.
@@ -240,7 +249,113 @@ GROW = Figure(
     computed=("selection.k", "selection.eval.k", "router.experts_per_id", "experts.width"),
 )  # fmt: skip
 
-FIGURES = {"": WAYS_FIGURE, "setting": SETTING, "layers": LAYERS, "settles": SETTLES, "balance": BALANCE, "grow": GROW}
+# Text of separable domains
+
+#: Dialects that share all words (t5_dialects), read by a decoder; the oracle of the dialect is the ceiling.
+DOMAINS = {
+    "arms": ("learned", "oracle_dialect"), "data.name": "dialects", "data.tokens": "bytes", "data.vocabulary": 288,
+    "data.dialects": 8, "data.words": 32, "data.input_length": 32, "data.eval_rows": 512, "batch_size": 32,
+    "transformer.layers": 2, "transformer.sparse_layers": 2, "experts.count": 16, "steps": 3000, "eval_every": 500,
+    "selection.balance_rate": 0.0, "optimizer.warmup": 100,
+}  # fmt: skip
+NO_BALANCE = {
+    "losses.balance": 0.0, "losses.balance_scope": "batch", "losses.z": 0.0, "selection.balance_rate": 0.0,
+    "selection.group_size": 0,
+}  # fmt: skip
+CAPACITIES = (0.0, 1.25)
+
+
+def methods(config: ConfigDict) -> dict[str, Point]:
+    """Returns ways to balance by name: method and scope of balancing."""
+    loss: Point = {"losses.balance": 1e-2}
+    sequence: Point = {"losses.balance_scope": "group", "selection.group_size": config.data.input_length}
+    changes: dict[str, Point] = {
+        "none": {}, "loss, batch": loss, "loss, sequence": loss | sequence,
+        "loss, layers": loss | {"losses.balance_scope": "layers"}, "bias": {"selection.balance_rate": 1e-2},
+        "z": {"losses.z": 1e-3},
+    }  # fmt: skip
+    return {name: NO_BALANCE | some for name, some in changes.items()}
+
+
+def queue(factor: float) -> Point:
+    """Returns a capacity factor of training and evaluation."""
+    return {"selection.capacity_factor": factor, "selection.eval.capacity_factor": factor}
+
+
+def testbed(config: ConfigDict) -> tuple[Point, ...]:
+    """Returns all methods at all capacities; the oracle, which nothing balances, runs at the first method alone."""
+    points = [method | queue(factor) for method in methods(config).values() for factor in CAPACITIES]
+    return tuple(point if NO_BALANCE.items() <= point.items() else point | {"arms": ("learned",)} for point in points)
+
+
+def claim_testbed(config: ConfigDict) -> Iterator[Claim]:
+    """Returns the ceiling's order, and of each method an order and an equivalence with no balancing, dropless."""
+    (_, first), *named = methods(config).items()
+    none, write = first | queue(0.0), writer(config)
+    yield write.order("testbed.ceiling", "an oracle of the domain has a lower loss than a learned router", "not asked",
+                      {"arm": "oracle_dialect"}, LEARNED, at=none)  # fmt: skip
+    for name, method in named:
+        id, side = name.replace(", ", "-"), LEARNED | method | queue(0.0)
+        yield write.order(f"testbed.{id}", f"{name}: balancing lowers the loss", "not asked", side, LEARNED | none)
+        yield write.null(f"testbed.{id}.same", f"{name}: balancing moves the loss by less than {MARGIN} nats",
+                         "not asked", side, LEARNED | none)  # fmt: skip
+
+
+def variance(spec: dict[str, Any], data: Data) -> Chart | None:
+    """Returns the shares of the variance over the settings of `factors` (name -> points), by seed, of each metric."""
+    (first, rows_of), (second, columns_of) = spec["factors"].items()
+    panels = []
+    for metric in (metric for metric in spec["metrics"] if metric in data.last):
+        cells = [[data.at(row | column) for column in columns_of.values()] for row in rows_of.values()]
+        series = [[cell[(cell.arm == REFERENCE) & (cell.status == "ok")].set_index("seed")[metric] for cell in row]
+                  for row in cells]  # fmt: skip
+        table = pd.concat([one for row in series for one in row], axis=1).dropna().to_numpy()
+        values = table.reshape(-1, len(rows_of), len(columns_of))  # [seeds, first, second]
+        less = values - values.mean((1, 2), keepdims=True)
+        parts = [less.mean(2).var(1), less.mean(1).var(1)]
+        parts = [*parts, less.var((1, 2)) - sum(parts)]
+        labels = dict(enumerate((first, second, "both together, and noise")))
+        lines = Axis("", (-0.5, 2.5), ticks=labels, reverse=True, all_labels=True)
+        panel = Panel(Axis(), lines, " ".join(data.axes[metric].label.split()), horizontal=True, width=220, height=90)
+        shares = [part / np.maximum(less.var((1, 2)), 1e-30) for part in parts]
+        panel.means(Series("share of the variance"), [
+            Mark(float(i), statistics.estimate(share, bounds=(0.0, 1.0))) for i, share in enumerate(shares)
+        ])  # fmt: skip
+        panels.append(panel)
+    chart = Chart(panels, columns=3, legend=False)
+    set_value_axes(chart, panels, Column("", bounds=SHARE), "share of the variance over settings")
+    return chart if panels else None
+
+
+PLOTS["variance"] = Plot(
+    variance,
+    "Variance of a metric of the learned router over all settings of one seed, in parts: means over seeds with 95 % t"
+    " intervals.",
+    required={"metrics": "columns, a panel each", "factors": "two factors: name -> (name -> point)"},
+    axes=lambda spec, data: data.swept,
+)
+
+
+def plots_testbed(config: ConfigDict) -> tuple[dict[str, Any], ...]:
+    """Returns the figures of the testbed."""
+    metrics = ("test/loss", "router/mi_language", "router/load_max")
+    free = {name: method | queue(0.0) for name, method in methods(config).items()}
+    factors = {"method and scope": methods(config), "capacity": {str(factor): queue(factor) for factor in CAPACITIES}}
+    return (
+        {"kind": "methods", "name": "methods", "methods": free, "metrics": (*metrics, "test/accuracy")},
+        {"kind": "variance", "name": "variance", "metrics": metrics, "factors": factors},
+    )
+
+
+TESTBED = Figure(
+    "balancing on text of separable domains: method, scope and capacity", FEW | DOMAINS, sweep=testbed,
+    claims=lambda config: tuple(claim_testbed(config)), plots=plots_testbed,
+)  # fmt: skip
+
+FIGURES = {
+    "": WAYS_FIGURE, "setting": SETTING, "layers": LAYERS, "settles": SETTLES, "balance": BALANCE, "grow": GROW,
+    "testbed": TESTBED,
+}  # fmt: skip
 
 
 def get_config(arg: str | None = None) -> Any:

@@ -444,7 +444,7 @@ def test_a_marker_without_an_interval_is_explained(spread, words):
     (one,), _ = automatic_figures.draw_all(
         (LOSS | {"metrics": ("router/dead",)},), data(rows[rows.seed == 0], ("data.samples",))
     )
-    assert one.drawn.title == "n = 1 seeds; where one seed ran, there is no interval"
+    assert one.drawn.title == "n = 1 seed; where one seed ran, there is no interval"
 
 
 def test_a_router_that_stands_still_is_drawn_once():
