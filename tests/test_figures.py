@@ -755,9 +755,11 @@ def test_panels_without_marks_are_left_out(monkeypatch):
 
 
 def test_every_kind_is_documented_with_its_keys():
-    """docs/figures.md has a line for each kind, with the keys that it needs and may have."""
+    """docs/figures.md has a line for each kind of the package, with the keys that it needs and may have."""
     lines = (pathlib.Path(__file__).parent.parent / "docs" / "figures.md").read_text().splitlines()
     table = {line.split("`")[1]: line.split("|")[2:4] for line in lines if line.startswith("| `")}
     for kind, plot in plots.PLOTS.items():
+        if not plot.draw.__module__.startswith("routed."):  # of an experiment file that another test has loaded
+            continue
         for cell, keys in zip(table[kind], (plot.required, plot.optional), strict=True):
             assert cell.strip() == "; ".join(f"`{key}` ({meaning})" for key, meaning in keys.items())

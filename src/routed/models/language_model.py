@@ -44,6 +44,7 @@ def language_model(
     Raises:
       UserError: transformer.sparse_layers does not divide transformer.layers.
     """
+    blocks_of(config)  # refuses before anything is built
     sparse = is_sparse(config)
     layers = layers_of(config) if sparse else None
     # Made outside of any module, which Flax would make the parent of the routers.
