@@ -52,6 +52,10 @@ jaxtyping.install_import_hook(
 for paper in ("chen2022", "chowdhury2023", "dikkala2023", "ours", "pham2024"):
     importlib.import_module(f"routed.papers.{paper}")
 
+PROBES = importlib.import_module("routed.training").PROBES
+#: The probes of the package and of its papers.
+PROBE_NAMES = {*PROBES}
+
 # Tracing makes many objects that live on. Looking through them for cycles as often as Python does takes a twentieth of
 # the time.
 gc.set_threshold(200_000, 20, 100)
@@ -99,6 +103,13 @@ def build_model(config):
     from routed.plan.config import problem_of
 
     return problem_of(config).models[config.model].build(config, None)
+
+
+@pytest.fixture(autouse=True)
+def packaged_probes():
+    """Forgets the probes of experiment files that tests before have loaded: each is part of every workdir's code."""
+    for name in PROBES.keys() - PROBE_NAMES:
+        del PROBES[name]
 
 
 @pytest.fixture(scope="session", autouse=True)
