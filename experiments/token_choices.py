@@ -42,13 +42,15 @@ from routed.analysis.plots.frame import COLOURS, arms_of, seeds_of, series_of
 from routed.analysis.plots.scales import set_value_axes
 from routed.contracts import AT_LEAST_0, Column
 from routed.layer.moe import CONTROL
+from routed.layer.rule import selection_rule
+from routed.layer.selection import SELECTIONS
 from routed.metrics.router import chosen
 from routed.models.decoder import DECODERS
 from routed.models.language_model import path_of
 from routed.models.model import Outputs
 from routed.plan import Figure, experiment, make_config
 from routed.plan.arms import ARMS
-from routed.settings.setting import COUNT, Setting
+from routed.settings.setting import COUNT, Setting, refuse
 from routed.training.probes import PROBES, Evaluation, Probe
 from routed.training.text_problem import TextProblem, in_blocks, target_logits
 
@@ -56,8 +58,19 @@ tokens = experiment.load("token_router")
 
 #: A decoder whose evaluations measure other choices too.
 MODEL, STACK = "decoder_choices", "decoder"
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses selections by which a token has not k experts: there is no other choice of k to try."""
+    DECODERS["decoder"].check(config)
+    name = selection_rule(config.selection, evaluation=True).name
+    if "k" not in SELECTIONS[name].reads or SELECTIONS[name].forward is not None:
+        refuse("selection.eval.name", name, f"{MODEL} tries other choices of k experts; use top_k")
+
+
 DECODERS[MODEL] = DECODERS["decoder"]._replace(
-    settings={"regret_tokens": Setting(64, "test tokens that try other experts in each sparse layer", COUNT)}
+    settings={"regret_tokens": Setting(64, "test tokens that try other experts in each sparse layer", COUNT)},
+    check=check,
 )
 #: Shares of the experts that are kept, by the end of their columns' names.
 SHARES = {"12": 0.125, "25": 0.25, "50": 0.5}
@@ -81,10 +94,10 @@ MARGIN = 0.02
 
 
 class Sample(NamedTuple):
-    """Sampled tokens of a block, one a row: their places in the block, ids, scores [S, B, E], experts [S, B, k]."""
+    """Sampled tokens of a block, one a row: their positions in the block, ids, scores [S, B, E], experts [S, B, k]."""
 
     block: Any
-    place: Int[Array, " B"]
+    position: Int[Array, " B"]
     ids: Int[Array, " B"]
     scores: Float[Array, "S B E"]
     experts: Int[Array, "S B k"]
@@ -181,21 +194,21 @@ def tries(experts: Int[Array, "B k"], count: int) -> Int[Array, "B A k"]:
         sets = np.array([*itertools.permutations(range(count), k)])
         return jnp.broadcast_to(sets, (len(experts), *sets.shape))
     rest = order(experts, count)[:, k:]
-    slots, others = np.divmod(np.arange(k * (count - k)), count - k)
+    slots, numbers = np.divmod(np.arange(k * (count - k)), count - k)
     exchanged = jnp.repeat(experts[:, None], len(slots), 1)
-    return exchanged.at[:, np.arange(len(slots)), slots].set(rest[:, others])
+    return exchanged.at[:, np.arange(len(slots)), slots].set(rest[:, numbers])
 
 
-def swapped(scores: Float[Array, "B E"], experts: Int[Array, "B k"], others: Int[Array, "B A k"]) -> dict[str, Array]:
+def swapped(scores: Float[Array, "B E"], experts: Int[Array, "B k"], tried: Int[Array, "B A k"]) -> dict[str, Array]:
     """Returns the control [B, A, E] under which tokens choose other experts with the weights of the chosen ones.
 
     The i-th other expert gets the score of the i-th chosen expert, and the rest of the experts the rest of the scores.
     """
     count = scores.shape[-1]
     ranked = jnp.take_along_axis(scores, order(experts, count), -1)[:, None]
-    places = jnp.argsort(order(others, count), axis=-1)
-    given = jnp.take_along_axis(jnp.broadcast_to(ranked, places.shape), places, -1)
-    return {"offset": given - scores[:, None], "choice": jnp.where(places < experts.shape[1], 0.0, DROPPED)}
+    ranks = jnp.argsort(order(tried, count), axis=-1)
+    given = jnp.take_along_axis(jnp.broadcast_to(ranked, ranks.shape), ranks, -1)
+    return {"offset": given - scores[:, None], "choice": jnp.where(ranks < experts.shape[1], 0.0, DROPPED)}
 
 
 def losses_with(evaluation: Evaluation, tokens: Sample, layer: Array, control: dict[str, Array]) -> Float[Array, "B A"]:
@@ -204,30 +217,30 @@ def losses_with(evaluation: Evaluation, tokens: Sample, layer: Array, control: d
 
     def loss(given: dict[str, Array]) -> Array:
         whole = {
-            name: jnp.zeros((layers, size, some.shape[-1])).at[layer, tokens.place].set(some)
+            name: jnp.zeros((layers, size, some.shape[-1])).at[layer, tokens.position].set(some)
             for name, some in given.items()
         }
-        return nats(run(evaluation, tokens.block, **whole).prediction, tokens.block, tokens.place)
+        return nats(run(evaluation, tokens.block, **whole).prediction, tokens.block, tokens.position)
 
     return jax.lax.map(loss, jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), control)).T
 
 
-def nats(logits: Float[Array, "B L V"], block: Any, place: Int[Array, " B"]) -> Float[Array, " B"]:
-    """Returns the losses of the next tokens at these places of a block."""
-    return (jax.nn.logsumexp(logits, axis=-1) - target_logits(logits, block.targets)).reshape(-1)[place]
+def nats(logits: Float[Array, "B L V"], block: Any, position: Int[Array, " B"]) -> Float[Array, " B"]:
+    """Returns the losses of the next tokens at these positions of a block."""
+    return (jax.nn.logsumexp(logits, axis=-1) - target_logits(logits, block.targets)).reshape(-1)[position]
 
 
 def sample(evaluation: Evaluation, block: Any, key: PRNGKeyArray) -> Sample:
     """Draws one token of each row of a block, with its scores and experts in every layer."""
     rows, length = block.inputs.shape
-    place = jnp.arange(rows) * length + jax.random.randint(key, (rows,), 1, length)
+    position = jnp.arange(rows) * length + jax.random.randint(key, (rows,), 1, length)
     outputs = run(evaluation, block)
     routing = outputs.sites[STACK].routing
-    scores, experts = routing.scores[:, place], jax.vmap(chosen)(routing)[:, place]
+    scores, experts = routing.scores[:, position], jax.vmap(chosen)(routing)[:, position]
     ranks = jnp.argsort(-jnp.take_along_axis(scores, experts, -1), axis=-1)
     experts = jnp.take_along_axis(experts, ranks, -1)
-    ids, loss = block.inputs.reshape(-1)[place], nats(outputs.prediction, block, place)
-    return Sample(block, place, ids, scores, experts, loss)
+    ids, loss = block.inputs.reshape(-1)[position], nats(outputs.prediction, block, position)
+    return Sample(block, position, ids, scores, experts, loss)
 
 
 def regret_in(
@@ -245,7 +258,7 @@ def regret_in(
         evaluation, tokens, layer, swapped(scores, experts, jnp.concatenate([some, by_chance, table, hashes], 1))
     )
     _, *parts = jnp.split(forced, np.cumsum([some.shape[1], RANDOM, 1]).tolist(), axis=1)
-    new = run(evaluation, tokens.block, params).sites[STACK].routing.scores[layer, tokens.place]
+    new = run(evaluation, tokens.block, params).sites[STACK].routing.scores[layer, tokens.position]
     free = jnp.stack([SHARPENED * scores, new], 1) - scores[:, None]
     sharpened, after = losses_with(evaluation, tokens, layer, {"offset": free, "choice": jnp.zeros_like(free)}).T
     losses = {"": tokens.loss, "_sharpened": sharpened, "_repaired": after}

@@ -309,7 +309,7 @@ def variance(spec: dict[str, Any], data: Data) -> Chart | None:
         cells = [[data.at(row | column) for column in columns_of.values()] for row in rows_of.values()]
         series = [[cell[(cell.arm == REFERENCE) & (cell.status == "ok")].set_index("seed")[metric] for cell in row]
                   for row in cells]  # fmt: skip
-        table = pd.concat([one for row in series for one in row], axis=1).dropna().to_numpy()
+        table = pd.concat([cell for row in series for cell in row], axis=1).dropna().to_numpy()
         values = table.reshape(-1, len(rows_of), len(columns_of))  # [seeds, first, second]
         less = values - values.mean((1, 2), keepdims=True)
         parts = [less.mean(2).var(1), less.mean(1).var(1)]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from routed.contracts import UserError
 from routed.plan import experiment
 from routed.plan.config import base, canonical, problem_of
 from routed.settings.tree import node_of, override
@@ -45,10 +46,10 @@ def test_a_token_tries_every_choice_or_every_exchange_once(count, number):
     taken = jnp.array([[2, 0], [1, 3]])
     tried = np.asarray(choices.tries(taken, count))
     assert tried.shape == (2, number, 2)
-    for own, some in zip(np.asarray(taken), tried, strict=True):
-        assert len({tuple(pair) for pair in some}) == number and (some[:, 0] != some[:, 1]).all()
+    for pair, some in zip(np.asarray(taken), tried, strict=True):
+        assert len({tuple(row) for row in some.tolist()}) == number and (some[:, 0] != some[:, 1]).all()
         if count == 20:
-            assert ((some == own).sum(1) == 1).all()
+            assert ((some == pair).sum(1) == 1).all()
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -56,25 +57,31 @@ def test_forced_experts_are_those_of_a_model_with_permuted_experts(evaluation, l
     """The first token sees no other one: its loss with experts (a, b) is that with (a, b) in the places of its own."""
     sample = choices.sample(evaluation, evaluation.batch, jax.random.key(0))
     outputs = choices.run(evaluation, evaluation.batch)
-    routing, place = outputs.sites["decoder"].routing, jnp.array([0])
-    experts = routing.expert.reshape(2, -1, 2)[:, place]
-    first = sample._replace(place=place, scores=routing.scores[:, place], experts=experts)
-    others = choices.tries(first.experts[layer], 4)
-    control = choices.swapped(first.scores[layer], first.experts[layer], others)
+    routing, position = outputs.sites["decoder"].routing, jnp.array([0])
+    experts = routing.expert.reshape(2, -1, 2)[:, position]
+    first = sample._replace(position=position, scores=routing.scores[:, position], experts=experts)
+    tried = choices.tries(first.experts[layer], 4)
+    control = choices.swapped(first.scores[layer], first.experts[layer], tried)
     found = jax.jit(lambda given: choices.losses_with(evaluation, first, jnp.int32(layer), given))(control)[0]
 
     @jax.jit
     def permuted(source):
         stacks = jax.tree.map(lambda a: a.at[layer].set(a[layer][source]), evaluation.params["experts"])
         logits = choices.run(evaluation, evaluation.batch, evaluation.params | {"experts": stacks}).prediction
-        return choices.nats(logits, evaluation.batch, place)[0]
+        return choices.nats(logits, evaluation.batch, position)[0]
 
-    own = np.asarray(first.experts[layer, 0])
-    for loss, pair in zip(found, np.asarray(others[0]), strict=True):
+    chosen = np.asarray(first.experts[layer, 0])
+    for loss, pair in zip(found, np.asarray(tried[0]), strict=True):
         source = np.arange(4)
-        source[own] = pair
+        source[chosen] = pair
         np.testing.assert_allclose(loss, permuted(source), rtol=1e-5)
     assert np.ptp(found) > 1e-4
+
+
+def test_a_selection_without_k_is_refused():
+    _, config = experiment.configure("token_choices:smoke", ["selection.eval.name=relu"])
+    with pytest.raises(UserError, match="decoder_choices tries other choices of k experts; use top_k"):
+        choices.check(config)
 
 
 def test_dropped_experts_get_no_token(evaluation):
