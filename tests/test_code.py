@@ -182,6 +182,8 @@ def test_a_part_made_in_a_loop_and_one_that_another_file_loads(files):
 def test_packaged_parts_and_losses_that_do_not_count_have_no_code(files):
     config = override(base(), {"losses.balance": 0.1})
     assert code.code_of(config) == {}
+    # Two problems have a model `moe`: the code of the second was every loop of every loaded file.
+    assert code.code_of(override(base(), {"data.name": "dialects"})) == {}
     write(
         files,
         "DECAY = 0.5",

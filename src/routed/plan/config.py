@@ -94,6 +94,7 @@ ALWAYS = {"plan": PLAN, "engine": ENGINE, "training program": program.SETTINGS, 
 PACKAGED: tuple[Any, ...] = (
     *ALWAYS.values(),
     *PROBLEMS.values(),
+    *(part for problem in PROBLEMS.values() for table in (problem.models, problem.data) for part in table.values()),
     *PROBES.values(),
     *AUXILIARY.values(),
     *(part for choice in CHOICES.values() for part in choice.parts.values()),
