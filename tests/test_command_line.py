@@ -136,6 +136,8 @@ def tiny(tmp_path, monkeypatch):
         (["--config.selection.eval.k=5"], ["selection.eval.k=5", "experts.count=4", "lower selection.eval.k"]),
         (["--config.steps=3000000000", "--config.eval_every=3000000000"], ["eval_every=3000000000", "2^31"]),
         (["--config.eval_every=7"], ["eval_every=7", "divide steps=30"]),
+        (["--config.rates=tuned", "--config.tune.steps=15"], ["tune.steps=15", "multiple of eval_every=10"]),
+        (["--config.rates=tuned", "--config.tune.steps=40"], ["tune.steps=40", "at most 30"]),
         (["--topology=v5e:2x4"], ["--topology=v5e:2x4", "add --dry_run"]),
         (["--topology=v5e", "--dry_run"], ["--topology=v5e", "a shape, such as v5e:2x4"]),
         (["--config.data.test_samples=66"], ["data.test_samples=66", "multiple of 4, the number of clusters"]),

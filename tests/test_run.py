@@ -153,11 +153,12 @@ def test_constant_experts_and_an_easy_mixture_are_solved(small, tmp_path):
 
 @pytest.mark.slow
 def test_tuned_runs_use_the_best_candidate(small, tmp_path):
-    config = override(small, {"rates": "tuned", "arms": ("learned",), "seeds": 1, "tune.multipliers": (1e-6, 1.0)})
+    changes = {"rates": "tuned", "arms": ("learned",), "seeds": 1, "tune.multipliers": (1e-6, 1.0), "tune.steps": 10}
+    config = override(small, changes)
     table = train(config, ({},), tmp_path)
     tuned = table[table.status == "ok"]
     plain = train(override(config, {"rates": "paper"}), ({},), tmp_path / "plain")
-    assert (table.status == "tuning").sum() == 2 * 3  # two candidates, three evaluations
+    assert [*table[table.status == "tuning"].step] == [0, 10] * 2  # two candidates, of half the steps
     np.testing.assert_array_equal(tuned["test/loss"], plain["test/loss"])  # 1.0 wins over a rate of nothing
 
 

@@ -91,6 +91,9 @@ def _check_run(config: ConfigDict) -> None:
         refuse("seeds", config.seeds, f"seed + seeds must be at most {TUNING_OFFSET}, where the tuning seeds start")
     if config.steps % config.eval_every:
         refuse("eval_every", config.eval_every, f"must divide steps={config.steps}")
+    tuned = config.tune.steps if config.rates == "tuned" else 0
+    if tuned > config.steps or tuned % config.eval_every:
+        refuse("tune.steps", tuned, f"must be a multiple of eval_every={config.eval_every}, and at most {config.steps}")
     if config.steps // config.eval_every > EVALUATIONS:
         refuse(
             "eval_every",

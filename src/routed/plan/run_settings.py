@@ -34,12 +34,8 @@ PLAN = Component(
             Allowed(lambda v: 0 <= v < TUNING_OFFSET, lambda: f"must be in [0, {TUNING_OFFSET})"),
             identity=False,
         ),
-        "seeds": Setting(
-            3,
-            "runs of each point and arm",
-            within(1, 10_000),  # more would take minutes to plan
-            identity=False,
-        ),
+        # More seeds would take minutes to plan.
+        "seeds": Setting(3, "runs of each point and arm", within(1, 10_000), identity=False),
         "arms": Setting(
             ("learned", "frozen"),
             "sides of the comparison, in routed.plan.arms",
@@ -52,10 +48,7 @@ PLAN = Component(
             one_of(("paper", "tuned")),
         ),
         "tune.multipliers": Setting(
-            (0.3, 1.0, 3.0),
-            "candidates for optimizer.rate_scale; the lowest final test loss wins",
-            MULTIPLIERS,
-            when=_TUNED,
+            (0.3, 1.0, 3.0), "candidates for optimizer.rate_scale; least final test loss wins", MULTIPLIERS, when=_TUNED
         ),
         "tune.router_multipliers": Setting(
             (1.0,),
@@ -63,6 +56,9 @@ PLAN = Component(
             MULTIPLIERS,
             when=_TUNED,
             omit_default_from_identity=True,
+        ),
+        "tune.steps": Setting(
+            0, "steps of tuning runs; 0: as all runs", at_least(0), when=_TUNED, omit_default_from_identity=True
         ),
         "tune.seeds": Setting(1, "tuning seeds, never evaluated: seed + 1,000,000 + i", within(1, 10_000), when=_TUNED),
     }

@@ -198,7 +198,8 @@ def _runs(setup: _Setup, side: _Side) -> list[Run]:
     """The runs of one arm at one point, tuning runs first."""
     config, tuning_runs = side.whole, list[Run]()
     if config.rates == "tuned":
-        for changes in candidates(config):
+        for rates in candidates(config):
+            changes = rates | ({"steps": config.tune.steps} if config.tune.steps else {})
             seeds = range(config.seed + TUNING_OFFSET, config.seed + TUNING_OFFSET + config.tune.seeds)
             tuned_side = _side(setup.config, side.arm, changes)
             tuning_runs += _seeds(setup, tuned_side, seeds, changes, tuning=True)
@@ -279,8 +280,7 @@ def static_key(config: ConfigDict) -> str:
     """A text that is equal for configs that one compiled program serves; `config` has the settings that a run reads."""
     settings = declared()
     flat = {key: value for key, value in _decisive_settings(config).items() if not settings[key].traced}
-    for key in ("rates", "tune.multipliers", "tune.router_multipliers", "tune.seeds"):
-        flat.pop(key, None)
+    flat = {key: value for key, value in flat.items() if key != "rates" and not key.startswith("tune.")}
     flat |= {"seed": config.seed if config.shared_streams else None, "batching": config.mesh.batching}
     return json.dumps(flat, sort_keys=True, default=list)
 
