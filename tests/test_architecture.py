@@ -102,7 +102,7 @@ GENERIC = {
         "learned_top2_balanced", "oracle_language", "self_routed", "transplant",
     },
     # The layer as a library.
-    "layer.md": {"expert_choice", "group_limited", "hash_id", "hyper", "jitter", "sinkhorn"},
+    "layer.md": {"expert_choice", "group_limited", "hash_id", "jitter", "sinkhorn"},
     "figures.md": {"against", "forest", "sample"},
     "running.md": {"mc4_jsonl"},
     "read as cifar10 is": {"cifar100"},

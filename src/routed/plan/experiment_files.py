@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import pathlib
+import sys
 import types
 from typing import NamedTuple
 
@@ -42,8 +43,7 @@ def find(name: str) -> pathlib.Path:
       UserError: there is no such file or experiment.
     """
     packaged_files, file = packaged(), pathlib.Path(name)
-    candidates = [*(folder / file for folder in _IMPORTING[-1:]), file]
-    candidates += [packaged_files[name]] if name in packaged_files else []
+    candidates = [*(folder / file for folder in _IMPORTING[-1:]), file, packaged_files.get(name, file)]
     for path in candidates:
         with contextlib.suppress(OSError):  # a name that no disk takes
             if path.is_file():
@@ -71,6 +71,7 @@ def load(name: str, needs: tuple[str, ...] = NAMES) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     _IMPORTING.append(file.parent)
     before = {*ARMS}
+    is_new = sys.modules.setdefault(spec.name, module) is module  # while it is imported, as dataclasses look there
     try:
         spec.loader.exec_module(module)
         LOADED[file.resolve()] = Source(module, file.read_text(encoding="utf-8"))
@@ -82,6 +83,8 @@ def load(name: str, needs: tuple[str, ...] = NAMES) -> types.ModuleType:
         raise UserError(f"{name}: the file does not import: {type(error).__name__}: {error}") from error
     finally:
         _IMPORTING.pop()
+        if is_new:
+            del sys.modules[spec.name]
     if missing := [needed for needed in needs if not hasattr(module, needed)]:
         raise UserError(f"{name}: not an experiment, it lacks {', '.join(missing)}")
     return module
