@@ -119,6 +119,7 @@ FINDINGS = {
     "[.48, .60]": ("gmm_router", "routed.gmm.fair", float),
     "[1.13, 2.26]": ("sequence_router", "routed.sequence.fair", float),
     "[1.03, 1.12]": ("dictionary_router", "routed.dictionary.fair", float),
+    "[.0058, .0098]": ("token_choices", "frozen - learned (nats)", float),
     "[3.3, 6.8]": ("geometry", "routed.geometry.learned-wins-high", float),
     "[1.1, 2.0]": ("gmm_router-rates_constant-again", "routed.rates.constant.learned", float),
     "[.042, .063]": ("competition_lm", "pham.table9", abs),  # behind: below 0 there
@@ -126,7 +127,10 @@ FINDINGS = {
 
 
 def ends_of(kept, name):
-    """The interval of a claim, of a part's share where it has one in per cent, or of a part's log ratio."""
+    """The interval of a claim, of a column of arms, of a part's share (in per cent), or of a part's log ratio."""
+    arms = pd.read_csv(ROOT / "data" / kept / "arms.csv")
+    if name in arms:
+        return re.findall(r"[-\d.]+", arms[name][0])[1:]
     claims = {claim["id"]: claim for claim in json.loads((ROOT / "data" / kept / "claims.json").read_text())}
     if name in claims:
         return claims[name]["interval"]
@@ -141,7 +145,7 @@ def ends_of(kept, name):
 @pytest.mark.parametrize("interval", FINDINGS)
 def test_a_finding_of_the_readme_is_that_of_its_table(interval):
     kept, name, shown = FINDINGS[interval]
-    ends = sorted(map(shown, ends_of(kept, name)))
+    ends = sorted(shown(float(end)) for end in ends_of(kept, name))
     for text, end in zip(interval.strip("[]").split(", "), ends, strict=True):
         assert float(text) == pytest.approx(round(end, len(text.partition(".")[2])), abs=1e-9)
 
