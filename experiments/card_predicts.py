@@ -75,8 +75,8 @@ def by_name(config: ConfigDict) -> dict[str, Side]:
 
 def sweep(config: ConfigDict) -> tuple[Point, ...]:
     """Returns a point for each router that learns; the other arms run at the first."""
-    first, *others = ROUTERS.get(config.scale, ROUTERS["default"])
-    return ({"router.name": first}, *({"router.name": name, "arms": tokens.PAIR} for name in others))
+    first, *later = ROUTERS.get(config.scale, ROUTERS["default"])
+    return ({"router.name": first}, *({"router.name": name, "arms": tokens.PAIR} for name in later))
 
 
 def correlation(a: Float[np.ndarray, "*B N"], b: Float[np.ndarray, "*B N"]) -> Float[np.ndarray, "*B"]:
