@@ -82,6 +82,15 @@ def test_a_fit_that_is_not_possible_is_refused_with_the_way_that_works(changes, 
         validate(override(base(), TINY | needed | FITTED | changes))
 
 
+def test_shorter_tuning_runs_have_the_evaluation_at_which_routers_are_fitted():
+    """Step 5 of 10 has one; step 2 of 5 had none, so tuning runs would never have been fitted."""
+    changes = {"steps": 10, "eval_every": 5, "router.fit_at": 0.5, "arms": ("learned",)}
+    config = override(base(), TINY | FITTED | changes | {"rates": "tuned", "tune.steps": 5})
+    plan_runs(override(config, {"tune.steps": 0}), ())
+    with pytest.raises(UserError, match="there is no evaluation at step 2, where routers are fitted"):
+        plan_runs(config, ())
+
+
 @pytest.fixture
 def tiny(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(fitting, "TOKENS", 512)

@@ -65,13 +65,13 @@ def load(name: str, needs: tuple[str, ...] = NAMES) -> types.ModuleType:
       UserError: no such file, not an experiment (it lacks a name), or the file does not import.
     """
     file = find(name)
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    spec = importlib.util.spec_from_file_location(f"experiment {file.stem}", file)  # a name that no import has
     if spec is None or spec.loader is None:
         raise UserError(f"{name}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     _IMPORTING.append(file.parent)
     before = {*ARMS}
-    is_new = sys.modules.setdefault(spec.name, module) is module  # while it is imported, as dataclasses look there
+    sys.modules[spec.name] = module  # while the file is imported, as dataclasses look there
     try:
         spec.loader.exec_module(module)
         LOADED[file.resolve()] = Source(module, file.read_text(encoding="utf-8"))
@@ -83,8 +83,7 @@ def load(name: str, needs: tuple[str, ...] = NAMES) -> types.ModuleType:
         raise UserError(f"{name}: the file does not import: {type(error).__name__}: {error}") from error
     finally:
         _IMPORTING.pop()
-        if is_new:
-            del sys.modules[spec.name]
+        sys.modules.pop(spec.name, None)
     if missing := [needed for needed in needs if not hasattr(module, needed)]:
         raise UserError(f"{name}: not an experiment, it lacks {', '.join(missing)}")
     return module

@@ -160,7 +160,7 @@ def _side(config: ConfigDict, arm: str, changes: Mapping[str, Any] | None = None
       UserError: the arm's config is impossible.
     """
     whole = override(config, changes_of(arm, config) | dict(changes or {}))
-    if changes is None:
+    if changes is None or "steps" in changes:
         validate(whole)
     return _Side(arm, whole, canonical(whole))
 
