@@ -100,7 +100,7 @@ ROUTERS: dict[str, Router] = {
             "centres": Setting(DISTANCE, "near by distance, or by cosine (direction)", one_of((DISTANCE, DIRECTION))),
         },
     ),
-    "self": Router(lambda node, experts: SelfRouter(experts), tokens=("hidden",)),
+    "self": Router(lambda node, experts: SelfRouter(experts), tokens=("hidden",), has_parameters=False),
     "oracle": Router(
         lambda node, experts: OracleRouter(experts, node.experts_per_id, node.label_digit),
         tokens=(),

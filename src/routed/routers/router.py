@@ -24,9 +24,9 @@ class Router(NamedTuple):
     """A router: its inputs, its settings, and the initial weights that a comparison may give it.
 
     `tokens` are the kinds of tokens that it can score (rows, patches, images, hidden; empty: any), `needs` the context
-    without which it cannot: it is told of no other. A router that does not learn contributes no auxiliary loss. Without
-    `scale`, `from_examples` or `from_clusters` the settings that ask for them are refused; sharpening needs neither, as
-    it multiplies the scores.
+    without which it cannot: it is told of no other. A router that does not learn contributes no auxiliary loss; one
+    without parameters may learn through the layers below it. Without `scale`, `from_examples` or `from_clusters` the
+    settings that ask for them are refused; sharpening needs neither, as it multiplies the scores.
     """
 
     #: The module of (node `router`, number of experts). It is called with tokens [T, ...] and with context that it may
@@ -38,6 +38,7 @@ class Router(NamedTuple):
     tokens: tuple[str, ...] = ("rows", "hidden")
     needs: tuple[str, ...] = ()
     learns: bool = True
+    has_parameters: bool = True
     #: Parameters that make the scores `factor` times as large, of (params, factor) (`router.init_scale`).
     scale: Callable[[Any, Float[Array, ""] | float], Any] | None = None
     #: Parameters from an example for each expert, of (module, params, examples [E, ...]) (`router.init_from_data`).
