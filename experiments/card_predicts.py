@@ -28,23 +28,17 @@ Cost: about three hours on two quiet cores, by the time of a step.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from ml_collections import ConfigDict
-from scipy.stats import rankdata
 
 import routed.papers.ours  # noqa: F401 (parts of our own questions)
-from routed.analysis import digits, statistics
-from routed.analysis.bootstrap import SEEDS, all_then_resampled, estimate_of_draws
-from routed.analysis.claims import KINDS, Claim, Side, Stakes, Writer, comparability
-from routed.analysis.claims.rules import inconclusive, verdict_within
-from routed.analysis.paired_values import Rows
+from routed.analysis import statistics
+from routed.analysis.claims import Claim, Side, Writer, comparability
 from routed.analysis.plots import PLOTS, Axis, Chart, Data, Panel, Plot, Series
 from routed.analysis.plots import Point as Mark
 from routed.plan import Figure, Point, experiment, make_config
@@ -60,9 +54,6 @@ SCORES: dict[str, dict[str, float]] = json.loads(pathlib.Path(__file__).with_suf
 ROUTERS = {"smoke": ("linear", "cosine"), "default": ("linear", "cosine", "projected", "mlp", "hyper")}
 #: Arms without a router that learns.
 FIXED = {"hash_token": "hash", "random": "random"}
-
-#: The least correlation that the score cards' order has to have.
-LEAST = 0.5
 
 
 def by_name(config: ConfigDict) -> dict[str, Side]:
@@ -80,69 +71,11 @@ def sweep(config: ConfigDict) -> tuple[Point, ...]:
     return ({"router.name": first}, *({"router.name": name, "arms": tokens.PAIR} for name in later))
 
 
-def correlation(a: Float[np.ndarray, "*B N"], b: Float[np.ndarray, "*B N"]) -> Float[np.ndarray, "*B"]:
-    """Returns Spearman's rank correlation, equal values with their mean rank; NaN where all values are equal."""
-    x, y = (rankdata(values, axis=-1) - (values.shape[-1] + 1) / 2 for values in (a, b))
-    with np.errstate(invalid="ignore"):
-        return np.asarray((x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Ranked(Claim):
-    """The order of sides by scores that were written down before is their order by a metric of which less is better."""
-
-    kind: ClassVar[str] = "ranked"
-
-    named: Mapping[str, Side]
-    scores: Mapping[str, Mapping[str, float]]
-    least: float
-
-    def sides(self) -> tuple[Side, ...]:
-        """Returns all sides."""
-        return tuple(self.named.values())
-
-    def stakes(self, verdict: str, rows: Rows) -> Stakes:
-        """Returns all sides: a diverged run of any, or a better rate, could change the order; none has to be good."""
-        reads = tuple(self.reads())
-        return Stakes(reads, reads, ())
-
-    def judge(self, rows: Rows) -> dict[str, Any]:
-        """Returns the rank correlation, and the probes without which it is as high."""
-        values = {
-            name: rows.final_values(side, self.setup.at, self.setup.metric).dropna()
-            for name, side in self.named.items()
-        }
-        present = [name for name in self.named if len(values[name])]
-        if len(present) < 2:
-            return {}
-        probes = [*self.scores[present[0]]]
-        scores = np.array([[self.scores[name][probe] for probe in probes] for name in present])
-        losses = np.array([values[name].mean() for name in present])
-        draws = all_then_resampled(len(present))
-        estimate = estimate_of_draws(correlation(scores.mean(1)[draws], -losses[draws]), len(present))
-        without = {
-            probe: float(correlation(np.delete(scores, i, 1).mean(1), -losses)) for i, probe in enumerate(probes)
-        }
-        idle = [probe for probe, value in without.items() if value >= estimate.mean - 1e-9]
-        text = f"rank correlation {digits.with_interval(estimate[:3])} over {len(present)} routers"
-        text += f"; as high without any one of {', '.join(idle)}" if idle else "; lower without any one probe"
-        record: dict[str, Any] = {"ours": estimate.mean, "interval": [estimate.low, estimate.high], "n": len(present)}
-        record["text"] = text
-        if len(present) < len(self.named) or len(present) < SEEDS:
-            return inconclusive(record, f"{len(present)} of {len(self.named)} routers have run")
-        verdict = verdict_within(estimate, self.least, 1.0)
-        reason = "" if verdict == "supported" else f"asked for an interval above {self.least:g}"
-        return record | {"verdict": verdict, "reason": reason, "alike": False}
-
-
-KINDS[Ranked.kind] = Ranked
-
-
 def claims(config: ConfigDict) -> Iterator[Claim]:
     """Returns the claim about the order."""
     write = Writer(comparability(config), "test/loss", prefix="routed.tokens.")
     yield write.ranked("card", "score cards on mixtures foretell the order of routers in a decoder", "not asked",
-                       by_name(config), SCORES, LEAST)  # fmt: skip
+                       by_name(config), SCORES, tokens.LEAST)  # fmt: skip
 
 
 def order_and_losses(spec: dict[str, Any], data: Data) -> Chart | None:

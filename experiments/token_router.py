@@ -9,7 +9,7 @@ text with routers that learn, hash, cluster, stay random, or are absent. Data, e
     routed run --config=token_router:layers --config.data.directory=DIR     # a hash in the first or last n layers
     routed run --config=token_router:settles --config.data.directory=DIR    # the router frozen early
     routed run --config=token_router:balance --config.data.directory=DIR    # what balance costs
-    routed run --config=token_router:grow --config.data.directory=DIR       # the gap against experts and granularity
+    routed run --config=token_router:grow --config.data.directory=DIR       # the gap against experts, k and tokens
     routed run --config=token_router:testbed        # balancing on text of separable domains: method, scope, capacity
     routed run --config=token_router:setting --config.data.directory=DIR    # how the setting was found
 
@@ -21,33 +21,48 @@ Rules, fixed before any evaluation seed of the headline ran:
             the dense twin of equal FLOPs by .05 nats, and (c) two ways to route differ by .02 nats. If no evaluation
             has all three, that is the result. Found: 8,000 steps (seed 9100, 12,000 steps): there the sparse arms have
             1.485 (hash), 1.518 (learned) and 1.527 (frozen) nats, the 5-gram 1.537, the dense twin 1.603.
-  balance   every sparse arm has the same balancing bias on its choice, so `learned` is the balanced router.
-  rates     each arm has its own best of three factors on all rates and, where a router learns, three on the router's
-            rate: the lowest test loss of a seed that no figure evaluates, after a quarter of the steps (the whole
-            schedule, shortened: 42 tuning runs of all steps would be two fifths of the work).
+  balance   every sparse arm has the same balancing bias, so `learned` is the balanced router. A hash does not heed it,
+            and scores of k-means, 13 times as wide as those of a fresh router, heed it less.
+  rates     each arm has its own best of three factors on all rates and, where a router has parameters that learn,
+            three on the router's rate: the lowest validation loss of a seed that no figure evaluates, after a quarter
+            of the steps (the whole schedule, shortened: 30 tuning runs of all steps would be a third of the work).
   margin    .02 nats; where a hash replaces layers, .01.
-  gate      no verdict on a claim unless both arms beat the 5-gram.
+  FLOPs     equal steps are equal training FLOPs but for a router's product, 4 % of a step, which a hash does not have.
+  gate      no verdict on a claim unless both arms beat the 5-gram (a slope: at its largest number; a rank: never).
+  text      8 % of the test rows of the text that ran stand word for word in its training text (signatures
+            of letters); all arms share these rows.
+  layers    the order of losses is predicted from what a hash adds: first 4, last 3, first 3, last 2, first 2, last 1,
+            first 1, none (`KNOWN`), as a hash of all layers was ahead in token_choices. Supported by a rank correlation
+            above .5 with its 95 % bootstrap interval.
   seeds     9100 explores; 9400 to 9407 are the headline's, 9200 to 9203 those of the other figures. token_choices.py
             ran the latter (learned, frozen, hash, at shared rates) before the rule of the rates was shortened.
 
-Expected: hash, learned and k-means within .05 nats of each other, frozen .02 behind, the dense twin last; a hash in the
-first two layers costs less than .01; a router frozen at a tenth of the steps is as good as one that learns on.
+Expected (before any run): hash, learned and k-means within .05 nats of each other, frozen .02 behind, the dense twin
+last; a hash in the first two layers costs less than .01; a router frozen at a tenth of the steps is as good as one that
+learns on.
 Found on the testbed: the learned router misses the dialects (.04 of 2.08 nats), whose oracle is .114 nats ahead; a
 balancing loss gains .017, and a capacity of 1.25 costs .02 to .08.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from ml_collections import ConfigDict
+from scipy.stats import rankdata
 
 import routed.papers.ours  # noqa: F401 (parts of our own questions)
-from routed.analysis import statistics
-from routed.analysis.claims import LEARNED, Claim, Writer, comparability
+from routed.analysis import digits, statistics
+from routed.analysis.bootstrap import SEEDS, all_then_resampled, estimate_of_draws
+from routed.analysis.claims import KINDS, LEARNED, Claim, Side, Stakes, TwoSides, Writer, comparability
+from routed.analysis.claims.preconditions import obstacle
+from routed.analysis.claims.rules import ONE_SEED, effect_text, inconclusive, verdict_of, verdict_within
+from routed.analysis.paired_values import Rows
 from routed.analysis.plots import PLOTS, Axis, Chart, Data, Panel, Plot, Series
 from routed.analysis.plots import Point as Mark
 from routed.analysis.plots.scales import set_value_axes
@@ -90,7 +105,7 @@ SCALES: Scales = {
         "data.name": "artificial", "data.languages": ("qaa",), "data.input_length": 16, "data.eval_rows": 16,
         "batch_size": 4, "transformer.dim": 8, "transformer.head_dim": 4, "transformer.heads": 2,
         "transformer.width": 8, "experts.count": 4, "experts.width": 8, "steps": 20, "eval_every": 10,
-        "checkpoint.every": 10 if config.checkpoint.every else 0, "seeds": 2, "mesh.runs_per_batch": 4,
+        "checkpoint.every": 5 if config.checkpoint.every else 0, "seeds": 2, "mesh.runs_per_batch": 4,
         "rates": "paper",
     },
     "default": lambda config: {},
@@ -111,6 +126,114 @@ LAYERS_MARGIN = 0.01
 def writer(config: ConfigDict, at: Point | None = None, effect: float = MARGIN) -> Writer:
     """Returns a writer of claims about the last test loss, in nats."""
     return Writer(comparability(config), "test/loss", at or {}, "difference", "routed.tokens.", effect=effect)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slope(TwoSides):
+    """The lead of `lower` over `higher` grows with a number: a slope by seed against its logarithm to base 2.
+
+    `points` holds the numbers, the largest last, each with the settings of both sides there.
+    """
+
+    kind: ClassVar[str] = "slope"
+
+    points: tuple[tuple[float, Point], ...]
+
+    def reads(self) -> list[tuple[Side, Point]]:
+        """Returns both sides at every number."""
+        return [(side, {**self.setup.at, **point}) for _, point in self.points for side in self.sides()]
+
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns both sides everywhere; both are competent at the largest number."""
+        reads, (*_, (_, last)) = tuple(self.reads()), self.points
+        return Stakes(reads, reads, tuple(((side, {**self.setup.at, **last}),) for side in self.sides()))
+
+    def obstacle(self, rows: Rows) -> str | None:
+        """Returns the reason why the sides at the largest number decide nothing; smaller ones may well be poor."""
+        (*_, last), needs = self.points, self.setup.needs
+        return obstacle([(side, {**self.setup.at, **last[1]}) for side in self.sides()], self.setup.at, needs, rows)
+
+    def judge(self, rows: Rows) -> dict[str, Any]:
+        """Returns the mean slope over the seeds that ran at every number: supported if its interval lies above 0."""
+        leads = {}
+        for number, point in self.points:
+            at = {**self.setup.at, **point}
+            low, high = (rows.final_values(side, at, self.setup.metric) for side in self.sides())
+            leads[number] = high - low
+        table = pd.DataFrame(leads).dropna()
+        if not len(table) or len(leads) < 2:
+            return {}
+        slopes = np.polyfit(np.log2(table.columns.to_numpy(float)), table.to_numpy(float).T, 1)[0]
+        estimate = statistics.estimate(slopes)
+        means = ", ".join(f"{lead:+.4f} at {number:g}" for number, lead in table.mean().items())
+        record: dict[str, Any] = {"ours": estimate.mean, "interval": [estimate.low, estimate.high], "n": estimate.n}
+        record["text"] = f"slope by doubling, {effect_text('difference', estimate)}; lead {means}"
+        if estimate.n < 2:
+            return inconclusive(record, ONE_SEED)
+        return record | {"verdict": verdict_of(estimate), "p": statistics.p_value(slopes)}
+
+
+def correlation(a: Float[np.ndarray, "*B N"], b: Float[np.ndarray, "*B N"]) -> Float[np.ndarray, "*B"]:
+    """Returns Spearman's rank correlation, equal values with their mean rank; NaN where all values are equal."""
+    x, y = (rankdata(values, axis=-1) - (values.shape[-1] + 1) / 2 for values in (a, b))
+    with np.errstate(invalid="ignore"):
+        return np.asarray((x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranked(Claim):
+    """The order of sides by scores that were written down before is their order by a metric of which less is better.
+
+    A score is the mean over `scores[name]`, by probe.
+    """
+
+    kind: ClassVar[str] = "ranked"
+
+    named: Mapping[str, Side]
+    scores: Mapping[str, Mapping[str, float]]
+    least: float
+
+    def sides(self) -> tuple[Side, ...]:
+        """Returns all sides."""
+        return tuple(self.named.values())
+
+    def stakes(self, verdict: str, rows: Rows) -> Stakes:
+        """Returns all sides: a diverged run of any, or a better rate, could change the order; none has to be good."""
+        reads = tuple(self.reads())
+        return Stakes(reads, reads, ())
+
+    def obstacle(self, rows: Rows) -> str | None:
+        """Returns None: poor sides are part of an order."""
+        return None
+
+    def judge(self, rows: Rows) -> dict[str, Any]:
+        """Returns the rank correlation, and of several probes those without which it is as high."""
+        values = {
+            name: rows.final_values(side, self.setup.at, self.setup.metric).dropna()
+            for name, side in self.named.items()
+        }
+        present = [name for name in self.named if len(values[name])]
+        if len(present) < 2:
+            return {}
+        probes = [*self.scores[present[0]]]
+        scores = np.array([[self.scores[name][probe] for probe in probes] for name in present])
+        losses = np.array([values[name].mean() for name in present])
+        draws = all_then_resampled(len(present))
+        estimate = estimate_of_draws(correlation(scores.mean(1)[draws], -losses[draws]), len(present))
+        record: dict[str, Any] = {"ours": estimate.mean, "interval": [estimate.low, estimate.high], "n": len(present)}
+        record["text"] = f"rank correlation {digits.with_interval(estimate[:3])} over {len(present)} sides"
+        if len(probes) > 1:
+            without = [float(correlation(np.delete(scores, i, 1).mean(1), -losses)) for i in range(len(probes))]
+            idle = [probe for probe, value in zip(probes, without, strict=True) if value >= estimate.mean - 1e-9]
+            record["text"] += f"; as high without any one of {', '.join(idle)}" if idle else "; lower without any probe"
+        if len(present) < len(self.named) or len(present) < SEEDS:
+            return inconclusive(record, f"{len(present)} of {len(self.named)} sides have run")
+        verdict = verdict_within(estimate, self.least, 1.0)
+        reason = "" if verdict == "supported" else f"asked for an interval above {self.least:g}"
+        return record | {"verdict": verdict, "reason": reason, "alike": False}
+
+
+KINDS |= {kind.kind: kind for kind in (Slope, Ranked)}
 
 
 def claim_ways(config: ConfigDict) -> Iterator[Claim]:
@@ -151,6 +274,13 @@ SETTING = Figure(
 # A hash in some layers
 
 
+#: I(expert; token id) in nats of each layer's learned router, and of a hash, in tuning runs of the headline (seed
+#: 1009400, 2,000 steps, rates of this figure): what a hash adds to a layer is their difference.
+KNOWN, OF_HASH = (1.669, 1.243, 1.126, 0.994), 2.655
+#: The least rank correlation of an order that was written down with the measured one.
+LEAST = 0.5
+
+
 def hashed(config: ConfigDict) -> dict[str, Point]:
     """Returns the points with a hash in the first n layers, and in the last n, by name."""
     count = config.transformer.sparse_layers
@@ -169,6 +299,16 @@ def claim_layers(config: ConfigDict) -> Iterator[Claim]:
         write = writer(config, effect=LAYERS_MARGIN)
         statement = f"a hash in the {name} layers costs less than {LAYERS_MARGIN} nats"
         yield write.null(f"layers.{id}", statement, "not asked", side, LEARNED | none[1])
+    if config.transformer.sparse_layers == len(KNOWN):
+        named = {name: LEARNED | point for name, point in hashed(config).items()}
+        missing = [OF_HASH - known for known in KNOWN]
+        added = {"none": 0.0}
+        for name, n in ((name, int(name.split()[1])) for name in named if name != "none"):
+            added[name] = sum(missing[:n] if name.startswith("first") else missing[-n:])
+        yield writer(config).ranked(
+            "layers.order", "the less the learned routers of hashed layers know of the token, the more a hash gains",
+            "not asked", named, {name: {"added": value} for name, value in added.items()}, LEAST,
+        )  # fmt: skip
 
 
 LAYERS = Figure(
@@ -226,34 +366,56 @@ BALANCE = Figure(
 
 # Experts and granularity
 
+# A hash of 27 characters fills at most 54 experts, so the hash is one of bigrams here.
 COUNTS = {"smoke": (2, 4), "default": (8, 32, 128), "gpu": (8, 32, 128)}
 
 
-def grow(config: ConfigDict) -> tuple[Point, ...]:
-    """Returns the numbers of experts, and at the usual number k and width for as many FLOPs."""
-    k, width = config.selection.k, config.experts.width
-    chosen = ("selection.k", "selection.eval.k", "router.experts_per_id")
-    finer = dict.fromkeys(chosen, 2 * k) | {"experts.width": width // 2}
-    coarser = dict.fromkeys(chosen, k // 2) | {"experts.width": 2 * width}
-    coarser |= dict.fromkeys(("selection.renormalise", "selection.eval.renormalise"), False)  # one expert: its weight
-    return (*product(experts__count=COUNTS[config.scale]), finer, coarser)
+def grow(config: ConfigDict) -> dict[str, dict[float, Point]]:
+    """Returns what grows -> number -> its point: experts; k, of as many weights and FLOPs; training tokens."""
+    k, steps, of_k = config.selection.k, config.steps, ("selection.k", "selection.eval.k", "router.experts_per_id")
+    finer: dict[float, Point] = {
+        k * part: {"experts.count": config.experts.count * part, "experts.width": config.experts.width // part}
+        | dict.fromkeys(of_k, k * part)
+        for part in (2, 4)
+    }
+    shorter: dict[float, Point] = {}
+    for number in (steps // 4, steps // 2):
+        shorter[number] = {"steps": number, "eval_every": number // (1 if number % 2 else 2)}
+    return {
+        "experts": {count: {"experts.count": count} for count in COUNTS[config.scale]},
+        "granularity": {k: {}} | finer,
+        "tokens": shorter | {steps: {}},
+    }
+
+
+def points_of(config: ConfigDict) -> tuple[Point, ...]:
+    """Returns all points of `grow`, each once; the usual one is among those of experts."""
+    return tuple(point for points in grow(config).values() for point in points.values() if point)
 
 
 def claim_grow(config: ConfigDict) -> Iterator[Claim]:
-    """Returns the order of learned and hash at each point."""
-    for point in grow(config):
-        name = ",".join(f"{key}={point[key]}" for key in ("experts.count", "selection.k") if key in point)
-        yield writer(config, point).order(
-            f"grow.{name}", f"{name}: learning to route has a lower loss than a hash", "not asked", LEARNED,
-            {"arm": "hash_token"},
-        )  # fmt: skip
+    """Returns the order of a hash and the learned router at each point, and the slope of the lead of a hash."""
+    hashes, per_step = {"arm": "hash_bigram"}, config.batch_size * config.data.input_length
+    for name, points in grow(config).items():
+        for number, point in points.items():
+            if point:
+                yield writer(config, point).order(
+                    f"grow.{name}={number}", f"{name} {number}: a hash has a lower loss than learning to route",
+                    "not asked", hashes, LEARNED,
+                )  # fmt: skip
+        numbers = {number * per_step if name == "tokens" else number: point for number, point in points.items()}
+        yield writer(config).slope(f"grow.{name}", f"the lead of a hash over learning to route grows with {name}",
+                                   "not asked", hashes, LEARNED, tuple(numbers.items()))  # fmt: skip
 
 
 GROW = Figure(
-    "learned and hash against experts and granularity", FEW | {"arms": ("learned", "hash_token")},
-    sweep=grow, claims=lambda config: tuple(claim_grow(config)),
-    plots=lambda config: (PAIRED | {"x": "experts.count"},),
-    computed=("selection.k", "selection.eval.k", "router.experts_per_id", "experts.width"),
+    "learned and hash of bigrams against experts, granularity and tokens", FEW | {"arms": ("learned", "hash_bigram")},
+    sweep=points_of, claims=lambda config: tuple(claim_grow(config)),
+    plots=lambda config: tuple(
+        PAIRED | {"name": name, "x": x}
+        for name, x in (("experts", "experts.count"), ("granularity", "selection.k"), ("tokens", "steps"))
+    ),
+    computed=("selection.k", "selection.eval.k", "router.experts_per_id", "experts.width", "steps", "eval_every"),
 )  # fmt: skip
 
 # Text of separable domains
