@@ -22,7 +22,7 @@ images cropped to 24 x 24, resized and blurred (rotated), flips and crops (CIFAR
 or not. `released` (PRESETS): softmax twice, noise in the gate's weight, a bias of the gate, balance .01, blur on
 training images only, gradients divided by the sum of their tensors' norms, constant rates.
 
-Rules where both are silent, or where ours differ. None looks at learned against another arm; seeds from 9000 on were
+Rules where both are silent, or where ours differ. None compares learned with another arm; seeds from 9000 on were
 for exploration only.
   verdicts    none that more steps might turn (gate.horizon), but at scale paper, whose steps belong to the protocol.
   effect      smallest effect of interest: one point of accuracy. seeds: 5000 to 5004.
@@ -99,7 +99,7 @@ RELEASED_EPOCHS = {"mobilenet_v2": 30, "resnet18": 10}
 
 SINGLE: Point = {"arms": ("dense_expert",), "optimizer.normalise": "none"}
 
-# Rules where paper and code are silent, or where ours differ. None looks at learned against another arm; seeds from
+# Rules where paper and code are silent, or where ours differ. None compares learned with another arm; seeds from
 # 9000 on were for exploration only.
 # norm: groups of up to 8 channels of an image in place of batch normalisation, whose statistics would depend on the
 #     gate. So no number of Table 2 is of the same setting (docs/decisions/chen2022.md).

@@ -17,7 +17,7 @@ embeddings that you put there. Labels other than `data.labels` are left out.
 From the paper: sentences embedded by a multilingual encoder, one layer with cubic activation, 4 experts, top-1 with
 noise on the choice, a balance loss of 1e-3, 80 % for training.
 
-Rules where the paper is silent; none looks at learned against another arm.
+Rules where the paper is silent; none compares learned with another arm.
   net         16 filters for each class and expert, as in its synthetic part; readout fixed at 1, biases.
   inputs      each number of an embedding with mean 0 and variance 1 over the training sentences: cubes of embeddings
               of length 1 vanish.

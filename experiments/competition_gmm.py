@@ -16,7 +16,7 @@ From the paper: top-2 of 16 experts, weights that sum to 1, no balance loss, no 
 target, loss and output of a competing step as its equations say (`selection.distil_*`, all at their defaults), lambda
 = .05.
 
-Rules, written before the evaluation seeds (2300 on) ran; none looks at competition against the rest.
+Rules, written before the evaluation seeds (2300 on) ran; none compares competition with the rest.
   data        the bench's: 24 dimensions, separation 1, a constant target for each of 16 clusters, 8,192 samples.
   experts     depth 2, width 32 (the paper's experts have one hidden layer); constant experts as the negative control.
   rates       Adam, 1e-3 for all, times 1, 3, 10 or 30: each arm its best by final test loss on two seeds that are

@@ -23,7 +23,7 @@ no balance loss, lambda = .05, evaluated by the router alone; test at the best v
 learns softmax(TopK(norms)) with softmax(TopK(scores)), with no gradient to the experts or the layers below; the
 winners are the layer's output (section 3.1).
 
-Rules of the default scale, fixed before its evaluation seeds ran; none looks at competition against SMoE. Methods of
+Rules of the default scale, fixed before its evaluation seeds ran; none compares competition with SMoE. Methods of
 table2 and details of flops, fig3 and options: docs/decisions/pham2024.md.
   loss        of flops and decisive: the last test loss, in nats (all else at the best validation, as the paper).
   lambda      .05, weight 1 of the router's loss: not cross-validated, where the paper chooses lambda, then alpha.
@@ -76,10 +76,10 @@ ARMS["group_limited"] = Arm(_GROUPS | _BIAS, "within 2 of 4 groups, balancing bi
 ARMS["shared_expert"] = Arm(_SHARED, "a shared expert and one chosen", "#4477AA")
 ARMS["balance_loss"] = Arm({"losses.balance": 0.01}, "learned, balance loss .01", "#A6761D")
 
-# Rules of the default scale, fixed before its evaluation seeds ran; none looks at competition against SMoE.
+# Rules of the default scale, fixed before its evaluation seeds ran; none compares competition with SMoE.
 # shape: 3 layers of width 64, all sparse, 4 heads of 16, T5's relative buckets, pre-norm, rows of 128 characters, 8 a
 #     step: many small steps, as large batches leave a 5-gram unbeaten in this time. No dropout, no cached states.
-# steps: 12,000 (12 million characters): two hours of two cores for 2 arms x 10 seeds.
+# steps: 12,000 (12 million characters): 85 minutes of two cores for 2 arms x 10 seeds.
 # rates: Adam, 200 steps of warm-up, then linearly to 0. 9e-3 is the best for *SMoE*: validation loss after 1,000 steps,
 #     seed 9000, of 1e-3, 3e-3, 9e-3 and (as that was the edge) 2.7e-2: 2.287, 1.919, 1.762, 1.794 nats. In table2 every
 #     arm has its best of a third, once and three times that rate, by the validation loss of a seed that is not

@@ -9,7 +9,7 @@ own is slower in general: does it differ where both have as many experts as the 
     routed run --config=competition_theory
 
 From the paper: eq. 6, f a Gaussian with *variance* v, scalar g, bounded X, D over the K worst Voronoi cells
-(metrics.gated).
+(routed.papers.pham2024.gated).
 
 Rules where the paper is silent, set on seeds from 9000 on.
   truth       k* = 3 experts g = a x + b, X uniform on [-1, 1]: a, b = (2, 1), (-1, 1.5), (1.5, -.5), variances .2, .1,

@@ -19,7 +19,7 @@ From the paper: the last layer replaced by two new layers, router frozen, Adam. 
 the last token, texts stand behind pads, competition is fine-tuned as SMoE is. `printed`: experts and head train;
 `released`: everything does.
 
-Rules, written before any evaluation seed ran; none looks at competition against SMoE.
+Rules, written before any evaluation seed ran; none compares competition with SMoE.
   begins      each arm and seed with the model of the same arm and seed; StableMoE with its table, which no longer
               learns.
   rate        of 1e-4 (theirs), 1e-3 and 1e-2 the rate with the lowest validation loss of SMoE, seed 9000, at the

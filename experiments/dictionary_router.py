@@ -13,7 +13,7 @@ and .19 for a dense net of one layer. Which reading reproduces?
 From the paper: d = 32 (not restated for c = 128), r = 2, 32 linear experts, a dense net of 2 layers with ReLU, one of
 1 layer. The paper does not state the scale of its MSE; ours is over the target's variance.
 
-Rules where the paper is silent, fixed on seeds from 5000 on; none looks at learned against frozen.
+Rules where the paper is silent, fixed on seeds from 5000 on; none compares learned with frozen.
   separation  c = 1 between atoms, as in experiments/gmm_router.py (pairs are closer: the Bayes loss is .05 at c = 32).
               The figure `separation` shows other values.
   weights     w_i ~ N(0, I/32); the atoms' samples have covariance I. Samples are fresh in every batch of 64.

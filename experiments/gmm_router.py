@@ -18,7 +18,7 @@ From the paper: 64 clusters, 64 experts, 24 dimensions, 10 outputs, depth-3 expe
 training, top-1 with weight exactly 1 at evaluation; SGD with momentum 0.9 and rates 1e-2 (experts), 1e-1 (router) for
 depth-3 experts; Adam with 3.2e-4 and 3.2e-3 for constant experts.
 
-Rules where the paper is silent. None looks at learned against frozen; docs/decisions/dikkala2023.md has their dates.
+Rules where the paper is silent. None compares learned with frozen; docs/decisions/dikkala2023.md has their dates.
   separation  the smallest of .5, .75, 1, 1.5, 2 at which the Bayes predictor's loss is below 1 % of the variance
               (seeds 5000-5007: .43, .085, .0098, .00003 at 1.5): c = 1.
   loss        squared norm of the error, as in the paper's theory; reported over the variance, so 1 is trivial.
@@ -79,7 +79,7 @@ SEPARATIONS = {
     "paper": (0.5, 0.65, 0.75, 0.85, 1.0, 1.25, 1.5, 2.0, 3.0),
 }
 
-# Rules where the paper is silent. None looks at learned against frozen.
+# Rules where the paper is silent. None compares learned with frozen.
 # samples: 8, 32 and 128 per cluster for depth-3 experts: of the powers of two, the largest with which every arm's
 #     training loss falls below .1 in these steps on one exploration seed (256 per cluster did not: frozen .13).
 # clusters: k-means of the training inputs (frozen_kmeans; of at most 16,384): scikit-learn's algorithm and tolerance,

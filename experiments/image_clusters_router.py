@@ -20,7 +20,7 @@ From the paper: pairs (image, v), y = w_i^T v, a CNN router on the image, depth-
 penultimate layer, 200 experts for 100 classes, so 2 a class elsewhere; width 96 as in its other experiments; soft in
 training, top-1 with weight exactly 1 at evaluation. A frozen router keeps its convolutions and its scores.
 
-Rules where the paper is silent. None looks at learned against frozen. Measured on exploration seed 5000;
+Rules where the paper is silent. None compares learned with frozen. Measured on exploration seed 5000;
 docs/decisions/dikkala2023.md has the measurements and a first version.
   steps       6,000: 10 minutes a figure.
   gate        a verdict stands if it also holds for the curves extrapolated to 4 times the steps.
@@ -46,7 +46,7 @@ import routed.papers.dikkala2023  # noqa: F401 (parts of the paper)
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Claim, Writer
 from routed.plan import Figure, Point, make_config, product
 
-# Rules where the paper is silent, measured on exploration seed 5000. None looks at learned against frozen.
+# Rules where the paper is silent, measured on exploration seed 5000. None compares learned with frozen.
 # v: 24 numbers, N(0, I), the dimension of the paper's other tasks; w_i ~ N(0, I/24). A new vector whenever an image is
 #     drawn (data.fresh): with one vector an image all arms learn the vectors by heart.
 # loss: squared error over the variance of y, so 1 is trivial. Test images: the same number of each class.

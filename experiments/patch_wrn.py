@@ -25,7 +25,7 @@ shortcut falls away; SGD .1 without momentum, batches of 128, no augmentation. G
 over *all* patches, of which the l largest are kept (selection.patch_weights=all). `chosen` is the equation's softmax
 over the l chosen patches. fig15 keeps l / n = 1/4, where its released script has 2 of 64.
 
-Rules where they are silent, or where two cores ask for less. None looks at learned against another arm; nothing tuned.
+Rules where they are silent, or where two cores ask for less. None compares learned with another arm; nothing tuned.
   weights     experts have as many as the convolution that they replace, as the paper says: 9 x 64 factor filters of 1
               x 1, in all. The released code has a ninth of that on CIFAR.
   batches     drawn with replacement; 64 at the default scale.

@@ -27,7 +27,7 @@ Rules, fixed on seeds 700 to 705; the verdicts are of seeds from 800 on.
               settled by then, and the second stood in its own noise. Samples so that a cell of the mean size has 5 and
               20 for each of an expert's 25 weights: with fewer than 2 nothing is predicted.
 
-Expected: clusters of training inputs hold these more purely than new inputs, and nearest examples hold themselves.
+Expected: cells of k-means fit training inputs better than new ones, and a nearest example lies in its own cell.
 `predicted` knows neither, so few samples should break it there first.
 
 Found (docs/results/ours.md; seeds 800 to 809). Measured over predicted loss lies between .979 and 1.00 for every such

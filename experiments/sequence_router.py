@@ -15,7 +15,7 @@ or the sum of squares, 32 linear experts, linear router, softmax weights in trai
 has 2 layers. The paper does not state the scale of its MSE: our losses are over the target's variance, numbers stand
 side by side, and order and ratios are judged. Sparsity needs no scale.
 
-Rules where the paper is silent, fixed on seeds from 5000 on; none looks at learned against frozen.
+Rules where the paper is silent, fixed on seeds from 5000 on; none compares learned with frozen.
   separation  c = 1, as in experiments/gmm_router.py: the Bayes loss is .0008.
   weights     w_c ~ N(0, I/32). Samples are fresh in every batch of 64 sequences.
   scale       router weights start at .43 times lecun normal, which gives the untrained router the paper's sparsity of

@@ -11,7 +11,7 @@ the sample within the subspace. Both are options here (data.target = signal, noi
 From the paper: k = 64, t = 8, MLP router of 3 layers, 64 MLP experts of 3 layers, width 96, Adam with 1e-3 (experts)
 and 3.2e-3 (router), soft in training, top-1 with weight 1 at evaluation.
 
-Rules where the paper is silent, fixed on seeds from 5000 on; none looks at learned against frozen.
+Rules where the paper is silent, fixed on seeds from 5000 on; none compares learned with frozen.
   dimensions  24: the paper writes the width as 4 x 24.
   noise       the largest standard deviation of .05, .1, .2, .3 at which the Bayes predictor's loss is below 1 %
               (.0025, .0098, .040, .12): .1, so the noise has .17 of the norm of the signal. For the printed label the

@@ -21,7 +21,7 @@ Data (tasks/text/dialects.py). 8 dialects of 32 words by Zipf's law, which have 
 mC4. Columns eval/floor and eval/floor_blind have the least loss of a reader who infers the dialect from the row (.79
 nats a target token), and of a reader who knows only the two words at the ends of a gap (1.26).
 
-Rules of the default scale, fixed before its evaluation seeds ran; none looks at learned against frozen.
+Rules of the default scale, fixed before its evaluation seeds ran; none compares learned with frozen.
   shape       the smallest that has what a comparison needs: one layer a stack, sparse, d 32, 4 heads of 8, 16 experts
               (two for each dialect), top-2, gated GELU FFN 32 wide. In the decoder the router sees the result of
               attention over the row.
@@ -50,7 +50,7 @@ ARMS = (
     "dense_total"
 )  # fmt: skip
 
-# Rules of the default scale, fixed before its evaluation seeds ran; none looks at learned against frozen.
+# Rules of the default scale, fixed before its evaluation seeds ran; none compares learned with frozen.
 # rows: 32 encoder tokens: enough to know the dialect for sure, as readers with and without the dialect's name have the
 #     same floor to 3 digits.
 # words: 32: with 64, and rows of 64, the dense twin does not begin to infer the dialect in 2,000 steps

@@ -21,7 +21,7 @@ From the paper: T5 with 12 layers a stack, width 32, FFN 256, 12 heads of 64, 3 
 factors 1.25 and 2.0, Adam, 500,000 steps. `paper` takes the rest from flaxformer's public configuration of the same
 architecture (docs/decisions/dikkala2023.md).
 
-Rules of the default scale, fixed before its evaluation seeds ran; none looks at learned against frozen.
+Rules of the default scale, fixed before its evaluation seeds ran; none compares learned with frozen.
   shape       d 32, 2 + 2 layers, one sparse in each stack, 4 heads of 16, gated GELU FFN 128, 16 experts, top-2.
   routing     dropless, weights renormalised over the two, no auxiliary loss: no arm can drop, nor grow its weights.
   steps       1,000 of 64 rows, 10 million tokens: two hours of two cores for 5 arms x 5 seeds.

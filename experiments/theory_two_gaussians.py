@@ -21,7 +21,7 @@ Rules where the paper is silent, set on seeds from 5000 on.
   claims 1-3  by quadrature over the plane of z and w: Claims 1 and 2 at the run's own w and for |w| = .3, 1, 3, 10, 30
               times cos(w, z) = .01, .1, .5, .9, 1; Claim 3 at w = z times the same norms. Lemma 2 on 256 random
               distributions of 8 points, another set for each seed. The smallest margin of each, relative to a scale of
-              its own (routed.models.two_experts), is claimed to be above 0.
+              its own (papers.dikkala2023.two_experts), is claimed to be above 0.
 
 Differences from the theorem. At finite rates u does not stand at its optimum u*(w) while w is small: u*(w) grows as 1
 / |w|, and u is as small as w. Both leave 0 together, along the direction in which the loss falls fastest, which is w =

@@ -121,7 +121,7 @@ up() {
  git ls-files -z --cached --others --exclude-standard | tar -czf $(quote "$archive") --null -T -"
   execute "${tpus[@]}" tpu-vm scp "$archive" "$name:routed.tgz" "${where[@]}" --worker=all
   on all "mkdir -p routed && tar -xzf routed.tgz -C routed && cd routed && python3 -m pip install -q uv &&\
- python3 -m uv venv -q --allow-existing --python 3.11 && python3 -m uv pip install -q --python .venv -e '.[tpu]'"
+ python3 -m uv venv -q --allow-existing --python 3.11 && python3 -m uv pip install -q --python .venv -e '.[tpu,gcs]'"
 }
 
 # A worker keeps routed/run.log, run.pid while a run goes on, and run.code when it has ended.

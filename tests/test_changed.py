@@ -8,7 +8,8 @@ import pytest
 from routed.analysis import changed, published
 from routed.plan import experiment
 
-RECORD = {"id": "dikkala.fig3a.frozen", "comparability": "gaps_filled", "paper": "far better", "verdict": "supported"}
+RECORD = {"id": "dikkala.fig3a.frozen", "comparability": "gaps_filled", "paper": "far better", "verdict": "supported",
+          "text": ".5 [.4, .6] for our mean", "reason": "better"}  # fmt: skip
 
 
 def changes_of(spec, *overrides, **columns):
@@ -32,6 +33,20 @@ def test_settings_that_a_figure_fixes(overrides, found):
     assert sorted(changes_of("gmm_router:fig3", *overrides)) == found
 
 
+@pytest.mark.parametrize(
+    ("spec", "override", "found"),
+    [
+        ("competition_lm", "router.layers=first=1 router.name=hash_id", ["router.layers=first=1 router.name=hash_id"]),
+        ("gmm_router", "phases=until=100 train=router", ["phases=until=100 train=router"]),
+        ("t5_mc4", "data.languages=de", ["data.languages=de"]),
+        ("competition_tuning", "data.table=mine", ["data.table=mine"]),  # the figure names another
+        ("competition_tuning", "initial.workdir=mine", []),
+    ],
+)
+def test_a_setting_that_a_figure_leaves_empty_is_changed_unless_it_names_a_file_to_fill_in(spec, override, found):
+    assert changes_of(spec, override) == found
+
+
 def test_a_sweep_of_other_values_is_a_change_and_a_part_of_the_figures_own_is_none():
     module, config = experiment.configure("gmm_router:fig3", [])
     sizes = [point["data.samples"] for point in experiment.figure_of(module, config).sweep(config)]
@@ -49,8 +64,13 @@ def test_a_users_file_is_no_figure_of_the_paper(tmp_path):
 
 def test_what_was_changed_is_filed_as_the_users():
     found = changed.filed(RECORD, ["experts.count=8"])
-    assert found == {"id": "yours.dikkala.fig3a.frozen", "comparability": "changed: experts.count=8",
-                     "paper": "not asked", "verdict": "supported"}  # fmt: skip
+    assert found == RECORD | {
+        "id": "yours.dikkala.fig3a.frozen", "comparability": "changed: experts.count=8", "paper": "not asked"
+    }  # fmt: skip
+    of_paper = {"paper": "2 +- 1 (n = 3)", "text": ".5 [.4, .6] for our mean, against 2 +- 1 (n = 3)",
+                "reason": "the paper's 0.6 is inside of the interval"}  # fmt: skip
+    found = changed.filed(RECORD | of_paper, ["experts.count=8"])
+    assert (found["text"], found["reason"]) == (RECORD["text"], "")
     assert changed.filed(RECORD, []) == RECORD
     assert changed.filed(RECORD | {"id": "mine.x"}, ["experts.count=8"])["id"] == "mine.x"
     number = changed.filed(RECORD | {"verdict": "reproduced", "paper": 0.84}, ["steps=100"])

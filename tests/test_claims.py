@@ -339,6 +339,11 @@ def test_runs_that_all_succeed_leave_a_doubt():
     assert verdict(above, many)["verdict"] == "supported"  # .9^60 = .0018; from 1 / (1 + 3.84 / 60) = .940 on
     alike = comparison("null", higher="oracle", metric="won", unit="probability")
     assert verdict(alike, rows)["verdict"] == "inconclusive"  # .95^16 = .44
+    # 3 of 3 against .25 +- .05: .3^3, doubled. Two pairs that all differ: 2 / 2^2 (McNemar). A t test had 0 for both.
+    far = alike.replace(higher={"value": 0.25})
+    assert verdict(far, rows[rows.seed < 3])["p"] == pytest.approx(0.054)
+    pairs = rows[rows.seed < 2].assign(won=(rows.arm == "oracle").astype(float))
+    assert verdict(alike, pairs)["p"] == pytest.approx(0.5) and verdict(alike, pairs)["verdict"] == "inconclusive"
     sixty = table({"learned": [0.1] * 60, "oracle": [0.1] * 60}).assign(won=1.0)
     assert verdict(alike, sixty)["verdict"] == "supported" and verdict(alike, sixty)["p"] == pytest.approx(0.95**60)
 

@@ -360,7 +360,8 @@ MANY = (
 TPUS = ["gcloud", "compute", "tpus"]
 INSTALL = (
     "mkdir -p routed && tar -xzf routed.tgz -C routed && cd routed && python3 -m pip install -q uv &&"
-    " python3 -m uv venv -q --allow-existing --python 3.11 && python3 -m uv pip install -q --python .venv -e '.[tpu]'"
+    " python3 -m uv venv -q --allow-existing --python 3.11 &&"
+    " python3 -m uv pip install -q --python .venv -e '.[tpu,gcs]'"
 )
 START = (
     "cd routed && if kill -0 $(cat run.pid 2> /dev/null) 2> /dev/null; then echo 'a run goes on here: log follows "
@@ -535,7 +536,7 @@ def test_tpu_all_makes_runs_fetches_and_deletes(fakes):
         for line in (
             "-m pip install -q uv",
             "-m uv venv -q --allow-existing --python 3.11",
-            "-m uv pip install -q --python .venv -e .[tpu]",
+            "-m uv pip install -q --python .venv -e .[tpu,gcs]",
         )
     ]
     assert (
@@ -845,7 +846,7 @@ def test_skypilot_runs(fakes, environment, expected, code):
     assert fakes.record("python") == [["python", "-m", "routed.main", *expected]]
 
 
-@pytest.mark.parametrize(("device", "extra"), [("", "."), ("nvidia-smi", ".[cuda]"), ("ls", ".[tpu]")])
+@pytest.mark.parametrize(("device", "extra"), [("", ".[gcs]"), ("nvidia-smi", ".[cuda,gcs]"), ("ls", ".[tpu,gcs]")])
 def test_skypilot_installs_what_the_machine_has(fakes, device, extra):
     for name in ("nvidia-smi", "ls"):
         fakes.script(f"bin/{name}", "echo /dev/accel0" if name == device else "exit 1")

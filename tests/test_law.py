@@ -17,12 +17,14 @@ from routed.analysis.claims import FAIREST, LEARNED, Writer
 from routed.analysis.verdicts import judge
 from routed.contracts import UserError
 from routed.papers.ours import law, law_process
-from routed.papers.ours.preregistered import SCORES, Preregistered
+from routed.papers.ours.law_process import SCORES
 from routed.plan import experiment
 from routed.plan.config import base
 from routed.settings.tree import flatten, override
 from tests import damage
 from tests.test_claims import table
+
+Preregistered = experiment.load("law").Preregistered
 
 
 def points(count, seed=0):
@@ -132,14 +134,16 @@ RIGHT = [(gap, gap - 0.1, gap + 0.1) for gap in LOGS]
 
 def test_claims_about_what_was_foretold():
     good = verdict(RIGHT, "r2", 0.8, 1.0, rows())
-    assert good["verdict"] == "supported" and good["ours"] == pytest.approx(1) and good["n"] == 6 and good["p"] is None
-    # Six of six points: Wilson's interval is [1 / (1 + 3.84 / 6), 1] = [.61, 1].
-    assert verdict(RIGHT, "coverage", 0.6, 1.0, rows())["verdict"] == "supported"
+    assert good["verdict"] == "supported" and good["ours"] == pytest.approx(1) and good["n"] == 6 and good["p"] < 0.01
+    # Six of six points: Wilson's interval is [1 / (1 + 3.84 / 6), 1] = [.61, 1], and p is .5^6, doubled.
+    covered = verdict(RIGHT, "coverage", 0.5, 1.0, rows())
+    assert covered["verdict"] == "supported" and covered["p"] == pytest.approx(0.03125)
     # Cut at .3 the losses of seed 0, .1 and .1 f, count as .3 and max(.3, .1 f), those of seed 1 as .3, max(.3, .2 f).
     low = verdict(RIGHT, "r2", 0.8, 1.0, rows(), floor=0.3)
     factors = np.array([*FACTORS.values()])
     gaps = (np.log(np.maximum(0.3, 0.1 * factors) / 0.3) + np.log(np.maximum(0.3, 0.2 * factors) / 0.3)) / 2
     assert low["ours"] == pytest.approx(1 - ((gaps - LOGS) ** 2).sum() / ((gaps - gaps.mean()) ** 2).sum())
+    assert verdict(RIGHT, "r2", 0.8, 1.0, rows()[rows().seed == 0])["reason"] == "one seed"
     part = rows()
     part = part[part["data.samples"] != 32]
     short = verdict(RIGHT, "r2", 0.8, 1.0, part)
@@ -156,9 +160,13 @@ def test_a_score_in_its_range_is_no_support_while_its_interval_is_not():
     rough = [(gap if abs(gap) > 1 else gap + 0.25, 0.0, 0.0) for gap in LOGS]
     found = verdict(rough, "r2", 0.8, 1.0, rows())
     assert found["ours"] > 0.8 > found["interval"][0] and found["verdict"] == "inconclusive"
-    # All signs are wrong: Wilson's upper end is .39.
+    # The gaps of both losses below the floor have no sign: of factors 2, 3, 4 and 1.5 none is left but .2 f > .45.
+    floored = verdict(RIGHT, "signs", 0.9, 1.0, rows(), floor=0.45)
+    assert floored["n"] == 2 and floored["reason"] == "fewer than 5 points"
+    # All signs are wrong: Wilson's upper end is .39, and 0 of 6 has the probability .1^6 at .9, doubled.
     wrong = [(-gap, 0.0, 0.0) for gap in LOGS]
-    assert verdict(wrong, "signs", 0.9, 1.0, rows())["verdict"] == "opposite"
+    found = verdict(wrong, "signs", 0.9, 1.0, rows())
+    assert found["verdict"] == "opposite" and found["p"] == pytest.approx(2e-6)
 
 
 def test_a_prediction_tells_the_score_without_its_best_points():

@@ -74,6 +74,12 @@ def test_a_ratio_of_needs_and_its_bounds():
     assert verdict(write(), rows().query("arm == 'frozen'"))["verdict"] == "not run"
 
 
+def test_needs_of_equal_runs_are_no_evidence_though_they_are_bounds():
+    curves = {"learned": (1.0, 1.0, 1.0), "frozen": (0.5, 0.5, 0.5)}
+    assert verdict(write(), rows(curves, noise=(0.0,) * 5))["verdict"] == "exact"
+    assert verdict(write(), rows(curves))["verdict"] == "supported"
+
+
 def test_an_exponent_by_hand():
     """Needs of 400 and 100 x 2^.5 at n/l = 2, 400 and 100 x 2^.25 at n/l = 8: ratios 2^1.5, 2^1.75, slope .25 / 2.
 
@@ -96,6 +102,11 @@ def test_an_exponent_by_hand():
         "; ratios 2.83 at 2, 3.38 at 8, a bound only at 16" in seen["text"]
         and "the bound's exponent is 8" in seen["reason"]
     )
+    # Where seed 0 of frozen has .893 at 400, draws with two of it never reach .9: their slope has no end.
+    low = found.assign(**{"test/accuracy": found["test/accuracy"].where(
+        (found.arm == "learned") | (found["data.samples"] < 400) | (found.seed > 0), 0.893)})  # fmt: skip
+    missing = verdict(claim, low, ("data.samples", "selection.patches"))
+    assert missing["verdict"] == "inconclusive" and "of the draws a side misses the level" in missing["reason"]
     lone = found[found.seed < 4]
     assert "fewer than 5 seeds" in verdict(claim, lone, ("data.samples", "selection.patches"))["reason"]
     few = verdict(claim.replace(points=slope[:1]), found, ("data.samples", "selection.patches"))

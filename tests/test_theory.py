@@ -13,10 +13,10 @@ from scipy import integrate
 from sklearn.cluster import KMeans
 
 from routed import contracts
-from routed.analysis.statistics import coupon_collector
 from routed.contracts import UserError
 from routed.layer.rule import SelectionRule
 from routed.papers.dikkala2023 import kmeans, theorem2, two_experts, two_gaussians
+from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.routers import ROUTERS, clusters
@@ -26,6 +26,7 @@ from routed.tasks import TASKS, worlds
 from tests.conftest import build_model
 from tests.test_run import last, train
 
+coupon_collector = experiment.load("theory_specialists").coupon_collector
 X = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
 KMEANS = {"model": "kmeans", "data.target": "input", "data.target_dim": 3, "optimizer.momentum": 0.0}
 TWO = {

@@ -21,8 +21,10 @@ from routed.system.experiments import packaged
 PAPERS = ("chen", "chowdhury", "dikkala", "fan", "pham")
 #: What ids of such claims begin with where something that their figure fixes was changed.
 YOURS = "yours."
-#: Settings, and beginnings of settings, that change how surely a claim is judged, or fill in files, and not the claim.
-FREE = ("arms", "data.table", "eval_every", "gate.", "initial.", "rates", "seed", "seeds", "shuffles", "tune.")
+#: Settings, and beginnings of settings, that change how surely a claim is judged, and not the claim.
+FREE = ("arms", "eval_every", "gate.", "rates", "seed", "seeds", "shuffles", "tune.")
+#: Those that name files, for a user to fill in where the figure leaves them empty.
+FILLED = ("data.table", "initial.")
 #: Verdicts about a paper's number, which a setting of the user's can neither reproduce nor refute.
 NUMBERS = ("reproduced", "not reproduced")
 
@@ -30,8 +32,7 @@ NUMBERS = ("reproduced", "not reproduced")
 def changes_of(module: types.ModuleType, config: ConfigDict, sweep: Sequence[Point], table: pd.DataFrame) -> list[str]:
     """Returns KEY=VALUE of settings that the packaged figure has not, or the file of an experiment of the user's.
 
-    A setting of the figure's sweep is changed where it has values that the figure has not; a setting that the figure
-    leaves empty is filled in, not changed.
+    A setting of the figure's sweep is changed where it has values that the figure has not.
     """
     path = getattr(module, "__file__", None)
     if path is None or pathlib.Path(path).resolve() not in {file.resolve() for file in packaged().values()}:
@@ -39,7 +40,9 @@ def changes_of(module: types.ModuleType, config: ConfigDict, sweep: Sequence[Poi
     usual = flatten(module.get_config(f"{config.figure},{config.scale}"))
     settings, changes = declared(), []
     for key, value in flatten(config).items():
-        if key.startswith(FREE) or key not in settings or not settings[key].identity or usual.get(key) in ("", ()):
+        if key.startswith(FREE) or key not in settings or not settings[key].identity:
+            continue
+        if key.startswith(FILLED) and usual.get(key) in ("", ()):
             continue
         usual_values = {plain_value(point.get(key, usual.get(key))) for point in sweep} | {plain_value(usual.get(key))}
         values = set(table[key].unique()) if key in table else {plain_value(value)}
@@ -54,6 +57,9 @@ def filed(record: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
         return dict(record)
     where = f"changed: {', '.join(changes)}"
     yours = {**record, "id": YOURS + record["id"], "comparability": where, "paper": "not asked"}
+    yours["text"] = record["text"].replace(f", against {record['paper']}", "")
+    if "the paper's" in record["reason"]:  # beside which ours are not
+        yours["reason"] = ""
     if record["verdict"] in NUMBERS:
         yours |= {"verdict": "not comparable", "reason": "ours is of other settings"}
     return yours

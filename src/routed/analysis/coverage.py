@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from routed.analysis.claims.number import UNLIKE
 from routed.system import stored
 
 #: Lines of the README between which the table stands.
@@ -25,14 +26,14 @@ HEADINGS = (
     "hold",
     "do not hold",
     "could not be judged",
-    "on other data: hold, not, open",
+    "on other data, or scaled down: hold, not, open",
     "identities and theorems: hold, not, open",
     "figures and tables that never ran, or have no page",
 )
 
 
 class Tally(NamedTuple):
-    """Counts of "hold", "fail" and "open": of figures and tables, of the same on other data, and of theorems."""
+    """Counts of "hold", "fail", "open": of figures and tables, of those on other data or scaled, and of theorems."""
 
     figures: Counter[str]
     stand_ins: Counter[str]
@@ -47,7 +48,7 @@ def tally(claims: Iterable[Mapping[str, Any]], source: str, listed: Mapping[str,
         if (
             id.partition(".")[0] == source
             and not id.startswith(tuple(listed["ours"]))
-            and claim["verdict"] != "not run"
+            and claim["verdict"] not in ("not run", "not judged")
         ):
             judged.setdefault(id, claim)
     counts = Tally(Counter(), Counter(), Counter())
@@ -56,7 +57,7 @@ def tally(claims: Iterable[Mapping[str, Any]], source: str, listed: Mapping[str,
         if verdict in IDENTITIES or id.startswith(tuple(listed["theorems"])):
             counts.theorems[IDENTITIES.get(verdict, OUTCOMES.get(verdict, "open"))] += 1
         else:
-            column = counts.stand_ins if claim["comparability"] == "stand_in" else counts.figures
+            column = counts.stand_ins if claim["comparability"] in UNLIKE else counts.figures
             column[OUTCOMES.get(verdict, "open")] += 1
     return counts
 

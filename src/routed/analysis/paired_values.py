@@ -114,14 +114,14 @@ class Rows:
         return f"{side['arm']} is no control: {reason}" if reason else None
 
     def missing_controls(self, side: Side, at: Point) -> list[str]:
-        """Returns the fair controls of the config that did not run at a point, or are no controls there.
+        """Returns the fair controls of the config without a finite run at a point, or that are no controls there.
 
         Nothing for a side that is one arm: a claim against the fairest control is about all that its figure asks for.
         """
         if side.get("arm") != ANY_FAIR:
             return []
         rows = self.at(_point_of(side, at))
-        present = set(rows.arm) - set(controls.failed(rows, self.loss))
+        present = set(rows.arm[rows.status == "ok"]) - set(controls.failed(rows, self.loss))
         return [arm for arm in fair_arms() if arm in self.config.arms and arm not in present]
 
     def runs(self, side: Side, at: Point, arm: str) -> pd.DataFrame:
@@ -129,11 +129,23 @@ class Rows:
         rows = self.at(_point_of(side, at))
         return rows[(rows.arm == arm) & (rows.status == "ok")]
 
-    def diverged(self, side: Side, at: Point) -> list[str]:
-        """Returns a text for each arm of a side that lost runs: "1 of 4 runs of learned diverged"."""
+    def lost(self, side: Side, at: Point, metric: str) -> list[str]:
+        """Returns a text for each arm of a side that lost runs: "1 of 4 runs of learned diverged", or lack the metric.
+
+        A `metric` of the side's own comes before that of the arguments.
+        """
         rows = self.at(_point_of(side, at)) if "arm" in side else self.last.iloc[:0]
-        runs = {arm: rows[rows.arm == arm].drop_duplicates("run").status == "diverged" for arm in self.arms(side, at)}
-        return [f"{lost.sum()} of {len(lost)} runs of {arm} diverged" for arm, lost in runs.items() if lost.any()]
+        name, texts = side.get("metric", metric), []
+        for arm in self.arms(side, at):
+            runs = rows[rows.arm == arm].drop_duplicates("run")
+            diverged = runs.status == "diverged"
+            empty = ~diverged & runs[name].isna() if name in runs else ~diverged & False
+            texts += [
+                f"{count} of {len(runs)} runs of {arm} {what}"
+                for count, what in ((diverged.sum(), "diverged"), (empty.sum(), f"end without {name}"))
+                if count
+            ]
+        return texts
 
     def label(self, side: Side, other_side: Side, arm: str) -> str:
         """Returns the arm of a side and the settings that tell it from the other side.

@@ -58,7 +58,7 @@ def reduced(table: pd.DataFrame, columns: Collection[str]) -> pd.DataFrame:
     late = 2 * rows.step >= rows.groupby("run").step.transform("max")
     defined = rows[metrics].notna()
     begins = defined & (defined.groupby(rows.run).cumsum() == 1)
-    early = rows.step.isin(rows.step[begins.any(axis=1)]) | (rows[metrics] <= 0).any(axis=1)
+    early = rows.step.isin(rows.step[begins.any(axis=1) | (rows[metrics] <= 0).any(axis=1)])
     rows = rows[late | early].reset_index(drop=True)
     return rows.assign(run=np.unique(rows.run, return_inverse=True)[1]).astype(dict.fromkeys(metrics, np.float32))
 

@@ -38,7 +38,7 @@ SOURCES = {
 #: Claims of papers without a page (`fan.random`, say) stand beside our own.
 OUR_QUESTIONS = "routed"
 #: Verdicts that speak against a paper.
-AGAINST = ("opposite", "not reproduced")
+AGAINST = ("opposite", "not reproduced", "exact opposite")
 #: Points whose losses stand open on a page; more are folded.
 FEW = 12
 

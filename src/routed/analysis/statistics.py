@@ -263,15 +263,6 @@ def outside_margin_p(differences: ArrayLike, margin: float) -> float:
     return min(1.0, 2 * min(_one_sided(differences - margin, "greater"), _one_sided(differences + margin, "less")))
 
 
-def coupon_collector(draws: int, kinds: int) -> float:
-    """Returns the probability that n uniform draws contain all k kinds: sum_j (-1)^j C(k, j) (1 - j / k)^n.
-
-    The sum is over integers, since its terms are much larger than the sum.
-    """
-    ways = sum((-1) ** j * math.comb(kinds, j) * (kinds - j) ** draws for j in range(kinds + 1))
-    return ways / kinds**draws
-
-
 def summarise(last: pd.DataFrame, swept: list[str], columns: Mapping[str, Column] = {}) -> pd.DataFrame:
     """Returns a row for each point, arm and metric with its 95 % interval; diverged runs are counted, not averaged.
 

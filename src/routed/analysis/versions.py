@@ -10,5 +10,8 @@ CHANGES = {
     4: "every claim is checked for diverged runs, failed or missing controls, learning rates at an end of their grid,"
     " winners worse than a constant and values equal in every seed; predictions are judged by their interval, numbers"
     " need power, Holm's correction includes bootstraps (27 November 2026)",
+    5: "what a user sets is the user's claim also where a figure sets nothing; runs without a value of the metric are"
+    " lost runs; exact tests for rates that differ; predictions need two seeds a point, are extrapolated, and have p"
+    " values; no exponent from a level that a fortieth of the draws miss (28 November 2026)",
 }
 RULES = max(CHANGES)

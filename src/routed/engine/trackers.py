@@ -121,4 +121,4 @@ def _library(name: str) -> types.ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         (extra,) = (tracker for tracker, library in LIBRARIES.items() if library == name)
-        raise UserError(f"--tracker={extra} needs {name}: pip install 'routed[{extra}]'") from error
+        raise UserError(f"--tracker={extra} needs {name}: pip install -e '.[{extra}]'") from error

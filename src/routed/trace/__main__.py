@@ -8,7 +8,7 @@
 
 `report` makes one page of a trace, or of checkpoints of one model, in order. `capture` writes the trace of a Hugging
 Face model on text files. `surgery` measures the model's loss there with other routers instead of its own, and makes a
-page of the losses (both need pip install 'routed[torch]'). The same command continues after a kill. `import` makes a
+page of the losses (both need pip install -e '.[torch]'). The same command continues after a kill. `import` makes a
 trace of a file of another program, and `export` writes a trace into a NumPy archive. docs/traces.md has the format
 and the meaning of the numbers.
 """

@@ -73,7 +73,7 @@ def check_version() -> None:
         import transformers
     except ImportError as error:
         reason = (str(error) or "not found").splitlines()[0]
-        raise UserError(f"a capture needs PyTorch and transformers ({reason}): pip install 'routed[torch]'") from error
+        raise UserError(f"a capture needs PyTorch and transformers ({reason}): pip install -e '.[torch]'") from error
     least, end = VERSIONS
     if not least <= tuple(map(int, transformers.__version__.split(".")[:2])) < end:
         needed = f">={least[0]}.{least[1]},<{end[0]}"

@@ -77,7 +77,7 @@ def _read_torch(file: pathlib.Path) -> dict[str, Any]:
     try:
         import torch
     except ImportError as error:
-        raise UserError(f"{file} is read with torch: pip install 'routed[torch]', or save it as safetensors") from error
+        raise UserError(f"{file} is read with torch: pip install -e '.[torch]', or save it as safetensors") from error
     try:
         stored = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of zipfile, pickle and torch

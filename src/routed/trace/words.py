@@ -73,7 +73,7 @@ def _tokenizer(name: str) -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise UserError(f"vocabulary={name}: a tokenizer needs pip install 'routed[torch]'; {KINDS}") from error
+        raise UserError(f"vocabulary={name}: a tokenizer needs pip install -e '.[torch]'; {KINDS}") from error
     try:
         return transformers.AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:

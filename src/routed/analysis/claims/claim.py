@@ -86,6 +86,8 @@ class Claim:
     kind: ClassVar[str]
     #: True if a side may be "fairest".
     allows_fairest: ClassVar[bool] = False
+    #: True if one control that is ahead refutes the claim, whichever others did not run.
+    one_refutes: ClassVar[bool] = False
 
     id: str
     statement: str

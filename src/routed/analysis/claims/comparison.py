@@ -121,7 +121,7 @@ class Order(Comparison):
     """`lower` is below `higher`. An order is also tried at every value of the nuisance keys `over`."""
 
     kind = "order"
-    allows_fairest = True
+    allows_fairest = one_refutes = True
 
     def rule(self, differences: Mapping[str, pd.Series]) -> Answer:
         """Returns "supported" if the interval of the least difference lies above 0, "opposite" if below."""
@@ -187,6 +187,7 @@ class Equivalence(Comparison):
         effect, outcomes = self.setup.margin, outcomes_of(self, differences)
         interval = outcomes.compared()[0] if outcomes else statistics.estimate(values)
         if interval.low > effect or interval.high < -effect:
-            return Answer("opposite", statistics.outside_margin_p(values, effect), interval)
+            p = outcomes.outside(effect) if outcomes else statistics.outside_margin_p(values, effect)
+            return Answer("opposite", p, interval)
         p = outcomes.equal(effect) if outcomes else statistics.equivalence(values, effect)
         return Answer("supported" if p < self.setup.alpha else "inconclusive", p, interval)

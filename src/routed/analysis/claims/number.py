@@ -111,13 +111,15 @@ class Number(OneSide):
         rivals = [(rival, "another value of the paper") for rival in self.rivals]
         if self.uninformed is not None:
             rivals.append((self.uninformed, "what chance gives"))
-        else:
+        elif history.index[0] == 0:
             rivals.append((history.iloc[0].mean(), "what an untrained network has"))
         if column is not None and column.constant is not None:
             rivals.append((column.constant, "what the best constant has"))
         for rival, source in rivals:
             if interval.low <= rival <= interval.high:
                 return f"underpowered: the interval also holds {rival:.3g}, {source}"
+        if not rivals:
+            return "underpowered: nothing is known that the metric has by chance"
         distance, (rival, source) = min((abs(paper - rival), (rival, source)) for rival, source in rivals)
         if interval.n >= RUNS or interval.high - interval.low <= distance / 2:
             return None

@@ -45,6 +45,19 @@ class Outcomes(NamedTuple):
         all_agree = bool((self.values == 0).all())
         return (1 - margin) ** len(self.values) if all_agree else statistics.equivalence(self.values, margin)
 
+    def outside(self, margin: float) -> float:
+        """Returns the two-sided p value that both rates differ by more than the margin: exact against a constant.
+
+        Of pairs it is the larger of a t test's, which is 0 where all pairs are alike, and McNemar's of any difference.
+        """
+        if self.constant is None:
+            return max(statistics.outside_margin_p(self.values, margin), paired_rates(self.values)[1])
+        n, successes = len(self.values), int(self.values.sum())
+        above, below = min(self.constant + margin, 1.0), max(self.constant - margin, 0.0)
+        greater = scipy.stats.binomtest(successes, n, above, "greater").pvalue
+        less = scipy.stats.binomtest(successes, n, below, "less").pvalue
+        return float(min(1.0, 2 * min(greater, less)))
+
 
 def outcomes_of(claim: TwoSides, differences: Mapping[str, pd.Series]) -> Outcomes | None:
     """Returns the outcomes behind the differences of a claim about success rates; None for other differences."""

@@ -48,7 +48,7 @@ def _behind_counts(reads: Iterable[tuple[Side, Point]], rows: Rows) -> str | Non
 def _unmet(needs: Iterable[Precondition], at: Point, rows: Rows) -> str | None:
     """Names the first precondition whose gain is too small or was not measured, or returns None."""
     for need in needs:
-        runs = common_seeds(rows, at, need.metric, better=need.better, worse=need.worse)
+        runs = common_seeds(rows, at, need.metric, better={"arm": need.better}, worse={"arm": need.worse})
         gain = statistics.estimate(runs.worse - runs.better)
         if not gain.low > need.gain:  # NaN of less than two seeds
             interval = digits.with_interval(gain[:3])
@@ -57,7 +57,7 @@ def _unmet(needs: Iterable[Precondition], at: Point, rows: Rows) -> str | None:
     return None
 
 
-def common_seeds(rows: Rows, at: Point, metric: str, **arms: str) -> pd.DataFrame:
-    """Returns the metric of some arms at their last evaluation: a row for each seed that all of them have."""
-    columns = {name: rows.final_values({"arm": arm}, at, metric) for name, arm in arms.items()}
-    return pd.DataFrame(columns, columns=[*arms]).dropna()
+def common_seeds(rows: Rows, at: Point, metric: str, **sides: Side) -> pd.DataFrame:
+    """Returns the metric of some sides at their last evaluation: a row for each seed that all of them have."""
+    columns = {name: rows.final_values(side, at, metric) for name, side in sides.items()}
+    return pd.DataFrame(columns, columns=[*sides]).dropna()

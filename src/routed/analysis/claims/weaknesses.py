@@ -11,7 +11,7 @@ from routed.analysis.paired_values import Rows
 from routed.engine.rows import format_value
 
 #: Verdict -> the verdict of values that are equal in every seed, which no seed can support: it is tallied apart.
-EXACT = {"supported": "exact", "reproduced": "exact", "opposite": "exact opposite"}
+EXACT = {"supported": "exact", "reproduced": "exact", "opposite": "exact opposite", "not reproduced": "exact opposite"}
 #: Verdicts that a weakness takes back.
 DECIDED = ("supported", "opposite", "reproduced", "not reproduced", "measured")
 #: Width of an interval, as a share of its ends, below which values count as equal: float32 rounds by less.
@@ -47,11 +47,11 @@ def weakened(claim: Claim, rows: Rows, record: dict[str, Any]) -> dict[str, Any]
 def _doubt(claim: Claim, rows: Rows, verdict: str) -> str | None:
     """Returns the reason why a verdict could be another one with all runs, other rates, or other constants; or None."""
     winners, losers, contenders = claim.stakes(verdict, rows)
-    for side, at in claim.reads() if verdict != "opposite" else ():  # one control that is ahead refutes the claim
+    for side, at in () if verdict == "opposite" and claim.one_refutes else claim.reads():
         if missing := rows.missing_controls(side, at):
             return f"{verdict} against the rest, but {_where(claim, at)}no {', no '.join(missing)} here"
     for side, at in winners:
-        for loss in rows.diverged(side, at):
+        for loss in rows.lost(side, at, claim.setup.metric):
             return f"{verdict} among the others, but {_where(claim, at)}{loss}"
     for side, at in losers:
         if edge := rows.rate_at_edge(side, at):

@@ -13,11 +13,11 @@ import pandas as pd
 from jaxtyping import Float
 
 from routed.analysis import digits
-from routed.analysis.bootstrap import FEW, SEEDS, all_then_resampled, estimate_of_draws, fitted_slope, p_beyond
 from routed.analysis.claims import Along, Point, Side, Stakes, TwoSides
 from routed.analysis.claims.rules import ONE_SEED, inconclusive, verdict_of
 from routed.analysis.paired_values import Rows
-from routed.analysis.statistics import Estimate
+from routed.analysis.statistics import LEVEL, Estimate
+from routed.papers.draws import FEW, SEEDS, all_then_resampled, estimate_of_draws, fitted_slope, p_beyond
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class SampleNeed(TwoSides):
 
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns the ratio of samples, lower over higher: supported if its interval is below 1, opposite if above."""
-        low, high, n, lost = samples_of(self, rows, (self.setup.at, self.setup.at))
+        low, high, n, lost, alike = samples_of(self, rows, (self.setup.at, self.setup.at))
         if not n:
             return {}
         ratio = estimate_of_draws(ratio_of(low, high), n)
@@ -66,8 +66,7 @@ class SampleNeed(TwoSides):
             inside = "inside" if ratio.low <= self.paper <= ratio.high else "outside"
             record["reason"] = f"the paper's {self.paper:g} is {inside} of the interval"
         verdict = "supported" if ratio.high < 1 else "opposite" if ratio.low > 1 else "inconclusive"
-        # Needs that are bounds are equal where seeds are not.
-        record["alike"] = all(smallest < each.min() == each.max() < np.inf for each in (low, high))
+        record["alike"] = alike
         # A side that never reaches the level counts as if it did at the largest value: the p value errs towards 1.
         bounded = np.log(np.minimum(low, largest) / np.minimum(high, largest))
         return record | {"verdict": verdict, "p": p_beyond(bounded, 0.0, n)}
@@ -109,7 +108,7 @@ class Exponent(TwoSides):
         """
         at = self.setup.at
         samples = [samples_of(self, rows, ({**at, **low}, {**at, **high})) for _, low, high in self.points]
-        n = min((seeds for *_, seeds, _ in samples), default=0)
+        n = min((seeds for _, _, seeds, *_ in samples), default=0)
         if not n:
             return {}
         smallest = min(self.along.values)
@@ -125,7 +124,7 @@ class Exponent(TwoSides):
             for (number, _, _), ratio in zip(self.points, ratios[:, 0], strict=True)
         )
         record: dict[str, Any] = {"ours": slope.mean, "interval": [slope.low, slope.high], "n": n}
-        lost = max(missing for *_, missing in samples)
+        lost = max(missing for *_, missing, _ in samples)
         record["text"] = f"exponent {digits.with_interval(slope[:3])}; ratios {texts}{_lost_text(lost)}"
         if np.isnan(slope.mean) or np.isnan(slope.low):
             reason = "fewer than two points at which both sides reach the level, above the smallest value"
@@ -133,13 +132,17 @@ class Exponent(TwoSides):
         if n < SEEDS:
             return inconclusive(record, FEW)
         reason = f"the bound's exponent is {self.paper:g}"
+        unreached = float(np.isinf(ratios[:, 1:])[np.isfinite(ratios[:, 0])].any(0).mean())
+        if unreached > (1 - LEVEL) / 2:  # of which the slope has no end
+            return inconclusive(record, f"in {unreached:.0%} of the draws a side misses the level that all seeds reach")
+        record["alike"] = all(each for *_, each in samples)
         return record | {"verdict": verdict_of(slope), "reason": reason, "p": p_beyond(slopes, 0.0, n)}
 
 
 def samples_of(
     claim: SampleNeed | Exponent, rows: Rows, points: tuple[Point, Point]
-) -> tuple[np.ndarray, np.ndarray, int, int]:
-    """Returns the samples that both sides need in each draw of their common seeds, and two numbers of seeds.
+) -> tuple[np.ndarray, np.ndarray, int, int, bool]:
+    """Returns the samples that both sides need in each draw of their common seeds, numbers of seeds, and if all agree.
 
     Each side is read at its point. The first number is that of common seeds, the second that of seeds which are left
     out, since one of their runs has no value.
@@ -149,9 +152,10 @@ def samples_of(
     seeds = lower.dropna().index.intersection(higher.dropna().index)
     lost = len(lower.index.union(higher.index)) - len(seeds)
     if not len(seeds):
-        return np.empty(0), np.empty(0), 0, lost
+        return np.empty(0), np.empty(0), 0, lost, False
     low, high = (needed(curves.loc[seeds], claim.level) for curves in (lower, higher))
-    return low, high, len(seeds), lost
+    alike = all(not np.ptp(curves.loc[seeds].to_numpy(), axis=0).any() for curves in (lower, higher))
+    return low, high, len(seeds), lost, alike
 
 
 def _lost_text(lost: int) -> str:

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 
 from routed.analysis import statistics
-from routed.analysis.bootstrap import estimate_of_draws, fitted_slope
 from routed.analysis.plots import Axis, Chart, Data, Panel, Plot, Point, Series
 from routed.analysis.plots.frame import PALETTE, SHAPES, mean
 from routed.analysis.plots.scales import dodge, padded, set_value_axes, sweep_axis
 from routed.papers.chowdhury2023.sample_complexity import needed, ratio_of
+from routed.papers.draws import estimate_of_draws, fitted_slope
 
 #: Column of the shown values: a side may have a metric of its own.
 SHOWN = "_shown"

@@ -6,7 +6,6 @@ from routed.papers.ours import dialects
 from routed.papers.ours.crossing import Crossing, RecoveredGap
 from routed.papers.ours.dialect_floors import floors
 from routed.papers.ours.law_charts import AXES_PLOT, FORETOLD_PLOT
-from routed.papers.ours.preregistered import Prediction
 from routed.papers.ours.regret import REGRET
 from routed.papers.ours.regret_chart import PARTS_PLOT
 from routed.papers.ours.shares_chart import SHARES_PLOT
@@ -54,7 +53,6 @@ ARMS |= {
 PROBES["regret"] = REGRET
 KINDS[Crossing.kind] = Crossing
 KINDS[RecoveredGap.kind] = RecoveredGap
-KINDS[Prediction.kind] = Prediction
 
 DIALECTS = SOURCES["dialects"] = TextSource(
     dialects.dialects,

@@ -10,12 +10,12 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from routed.analysis import digits, statistics
-from routed.analysis.bootstrap import resampled
 from routed.analysis.claims import Along, Point, Side, Stakes, TwoSides
 from routed.analysis.claims.preconditions import common_seeds
 from routed.analysis.claims.rules import ONE_SEED, displayed, inconclusive
 from routed.analysis.paired_values import Rows, ends
 from routed.engine.rows import format_value
+from routed.papers.draws import resampled
 
 UNKNOWN_TAIL = "nobody knows whether the curves still move: lower eval_every"
 
@@ -67,6 +67,7 @@ class Crossing(TwoSides):
         if location.n < 2:
             return inconclusive(record, ONE_SEED)
         record |= {"verdict": change.verdict, "p": min(change.p, change.p_opposite)}
+        record["alike"] = any(each.low == each.high for each in (change.first, change.last))
         if change.changes != 1:
             ends_of_key = f"from {format_value(values[0])} to {format_value(values[-1])}"
             return record | {"reason": f"the mean changes sign {change.changes} times {ends_of_key}"}
@@ -166,8 +167,9 @@ class RecoveredGap(TwoSides):
 
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns the share with a bootstrap interval; none if the interval of the whole gain holds 0."""
+        names = dict(zip(("lower", "higher", "best"), self.sides(), strict=True))
         lower, higher, best = (side["arm"] for side in self.sides())
-        runs = common_seeds(rows, self.setup.at, self.setup.metric, lower=lower, higher=higher, best=best)
+        runs = common_seeds(rows, self.setup.at, self.setup.metric, **names)
         if not len(runs):
             return {}
         part, whole = runs.higher - runs.lower, runs.higher - runs.best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -13,8 +13,34 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Kernel, Matern, WhiteKernel
 from sklearn.model_selection import KFold
 
+from routed.analysis import statistics
 from routed.analysis.statistics import LEVEL
-from routed.papers.ours.preregistered import SCORES
+
+#: Function of measured gaps [..., N] and of expected gaps with the ends of their intervals [..., N, 3] to a score
+#: [...].
+Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def r2(gaps: Float[np.ndarray, "*B N"], expected: Float[np.ndarray, "*B N 3"]) -> Float[np.ndarray, "*B"]:
+    """Returns the explained variance, 1 - sum (gap - expected)^2 / sum (gap - average gap)^2."""
+    spread = ((gaps - gaps.mean(-1, keepdims=True)) ** 2).sum(-1)
+    return np.asarray(1 - ((gaps - expected[..., 0]) ** 2).sum(-1) / np.maximum(spread, statistics.TINY))
+
+
+def signs(gaps: Float[np.ndarray, "*B N"], expected: Float[np.ndarray, "*B N 3"]) -> Float[np.ndarray, "*B"]:
+    """Returns the share of points at which both gaps are above 0, or neither is."""
+    return np.asarray(((gaps > 0) == (expected[..., 0] > 0)).mean(-1))
+
+
+def coverage(gaps: Float[np.ndarray, "*B N"], expected: Float[np.ndarray, "*B N 3"]) -> Float[np.ndarray, "*B"]:
+    """Returns the share of gaps inside of their intervals, ends included."""
+    return np.asarray(((expected[..., 1] <= gaps) & (gaps <= expected[..., 2])).mean(-1))
+
+
+SCORES: dict[str, Score] = {"r2": r2, "signs": signs, "coverage": coverage}
+
+#: Scores that are shares of points: their intervals are Wilson's, which have a width where all points agree.
+SHARES = ("signs", "coverage")
 
 #: Folds of the cross-validation that chooses a form, and starts of the search for a kernel's parameters.
 FOLDS, STARTS = 10, 3
@@ -55,7 +81,7 @@ def _cross_validated(kernel: Kernel, x: Float[np.ndarray, "N A"], gaps: Float[np
     """Returns scores of a kernel on gaps of folds that are left out of its fit.
 
     `log_density`, the mean log N(gap; mean, deviation^2), chooses the form; the other scores are those of
-    `preregistered.SCORES`.
+    `SCORES`.
     """
     mean, deviation = np.empty(len(gaps)), np.empty(len(gaps))
     for rest, out in KFold(FOLDS, shuffle=True, random_state=0).split(x):

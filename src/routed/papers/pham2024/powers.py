@@ -15,10 +15,10 @@ import pandas as pd
 from jaxtyping import Float
 
 from routed.analysis import digits, statistics
-from routed.analysis.bootstrap import FEW, SEEDS, all_then_resampled, estimate_of_draws, fitted_slope, p_beyond
 from routed.analysis.claims import OneSide, Point, Side, Stakes
 from routed.analysis.claims.rules import inconclusive, verdict_within
 from routed.analysis.paired_values import Rows
+from routed.papers.draws import FEW, SEEDS, all_then_resampled, estimate_of_draws, fitted_slope, p_beyond
 
 #: Largest difference of powers that count as equal.
 MARGIN = 0.1
@@ -70,7 +70,8 @@ class Power(OneSide):
         fit = fitted(pd.DataFrame(columns))
         if fit is None:
             return inconclusive({"n": max(map(len, columns.values()))}, "fewer than two seeds or numbers")
-        mean, low, high, n = fit.slope
+        mean, low, high, _ = fit.slope
+        n = int(min(runs.notna().sum() for runs in columns.values()))  # else each number might have other seeds
         record: dict[str, Any] = {"ours": mean, "interval": [low, high], "n": n}
         record["text"] = f"power {digits.with_interval((mean, low, high))} of {fit.used} runs, {fit.left_out} left out"
         if n < SEEDS:
