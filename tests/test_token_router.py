@@ -98,7 +98,7 @@ def test_an_order_that_was_foretold():
 def test_an_arm_has_as_many_candidates_as_it_has_rates():
     """Self-routing and online k-means have no rate of a router's: else equal candidates tie, at the edge of the grid.
 
-    Those of the dense twin, whose config has no router, were a traceback once they had run.
+    Those of the dense twin, whose config has no router, ended in two tracebacks once they had run.
     """
     _, config = experiment.configure("token_router:,smoke", ["rates=tuned", "tune.steps=10"])
     runs = plan_runs(config, ({"arms": config.arms},))
@@ -106,6 +106,9 @@ def test_an_arm_has_as_many_candidates_as_it_has_rates():
     assert counts == dict.fromkeys(config.arms, 3) | {"learned": 9}
     told = {run.arm for run in runs if tuning.column(run, {"router.learning_rate": 0.1}, 1)}
     assert told == {"learned"}
+    dense = [run for run in runs if run.tuning and run.arm == "decoder_active"]
+    losses = {run.key: {"eval/loss": loss} for run, loss in zip(dense, (2.0, 1.0, 3.0), strict=True)}
+    assert tuning.best_rates(dense, losses) == {"optimizer.rate_scale": 1.0}
 
 
 def test_the_order_of_hashed_layers_is_that_of_what_a_hash_adds():

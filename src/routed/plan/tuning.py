@@ -48,13 +48,14 @@ def best_rates(candidates: list[Run], last_rows: Mapping[str, Mapping[str, Any]]
 
     A candidate that diverged never wins.
     """
-    losses: dict[tuple[float, float], list[float]] = {}
+    losses: dict[tuple[float, ...], list[float]] = {}
     column = problem_of(candidates[0].config).loss
+    keys = TUNED if "router" in candidates[0].config else TUNED[:1]
     for run in candidates:
-        loss, rates = float(last_rows[run.key][column]), (value_of(run.config, key) for key in TUNED)
+        loss, rates = float(last_rows[run.key][column]), (value_of(run.config, key) for key in keys)
         losses.setdefault(tuple(rates), []).append(loss if np.isfinite(loss) else math.inf)
     best = min(losses, key=lambda rates: np.mean(losses[rates]))
-    return dict(zip(TUNED, best, strict=True))
+    return dict(zip(keys, best, strict=True))
 
 
 def column(run: Run, values: Mapping[str, Any], count: int) -> dict[str, np.ndarray]:
