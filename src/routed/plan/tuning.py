@@ -50,7 +50,7 @@ def best_rates(candidates: list[Run], last_rows: Mapping[str, Mapping[str, Any]]
     """
     losses: dict[tuple[float, ...], list[float]] = {}
     column = problem_of(candidates[0].config).loss
-    keys = TUNED if "router" in candidates[0].config else TUNED[:1]
+    keys = TUNED if candidates[0].config.get("router") else TUNED[:1]
     for run in candidates:
         loss, rates = float(last_rows[run.key][column]), (value_of(run.config, key) for key in keys)
         losses.setdefault(tuple(rates), []).append(loss if np.isfinite(loss) else math.inf)
