@@ -410,7 +410,7 @@ GROW = Figure(
         PAIRED | {"name": name, "x": x}
         for name, x in (("experts", "experts.count"), ("granularity", "selection.k"), ("tokens", "steps"))
     ),
-    computed=("selection.k", "selection.eval.k", "router.experts_per_id", "experts.width", "steps", "eval_every"),
+    computed=("selection.k", "selection.eval.k", "router.experts_per_id", "experts.width", "steps"),
 )  # fmt: skip
 
 # Text of separable domains

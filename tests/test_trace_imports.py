@@ -194,7 +194,7 @@ def test_router_logits_that_are_probabilities_are_refused(tmp_path):
 
 def test_files_of_torch_name_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UserError, match=r"pip install 'routed\[torch\]', or save it as safetensors"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[torch\]', or save it as safetensors"):
         trace.read_hf(tmp_path / "router.pt", K)
 
 

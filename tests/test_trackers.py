@@ -50,6 +50,6 @@ def test_what_is_missing_is_named(monkeypatch):
     with pytest.raises(UserError, match=r"--tracker=wandbe: unknown \(did you mean 'wandb'\?\); known: tensorboard"):
         trackers.check("wandbe")
     monkeypatch.setitem(sys.modules, "wandb", None)  # an import fails
-    with pytest.raises(UserError, match=r"--tracker=wandb needs wandb: pip install 'routed\[wandb\]'"):
+    with pytest.raises(UserError, match=r"--tracker=wandb needs wandb: pip install -e '.\[wandb\]'"):
         trackers.check("wandb")
     trackers.check("")

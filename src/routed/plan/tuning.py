@@ -35,8 +35,8 @@ def _trains(config: ConfigDict) -> bool:
 
     The config of a run has no node `router` if its model has no router, and no name in it if there is no choice.
     """
-    router = config.get("router", {})
-    if not router or router.get("frozen"):
+    router = getattr(config, "router", None)
+    if router is None or router.get("frozen"):
         return False
     layers = layers_of(config) if router.get("layers") else None
     parts = [ROUTERS.get(kind.router.get("name")) for kind in ([config] if layers is None else layers.configs)]
@@ -50,7 +50,7 @@ def best_rates(candidates: list[Run], last_rows: Mapping[str, Mapping[str, Any]]
     """
     losses: dict[tuple[float, ...], list[float]] = {}
     column = problem_of(candidates[0].config).loss
-    keys = TUNED if candidates[0].config.get("router") else TUNED[:1]
+    keys = TUNED if hasattr(candidates[0].config, "router") else TUNED[:1]
     for run in candidates:
         loss, rates = float(last_rows[run.key][column]), (value_of(run.config, key) for key in keys)
         losses.setdefault(tuple(rates), []).append(loss if np.isfinite(loss) else math.inf)

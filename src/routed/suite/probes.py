@@ -183,8 +183,8 @@ PROBES: tuple[Probe, ...] = (
         "E at the end, where the two mixtures of the inputs change places half way: what decided the target no longer"
         " does.",
         "The router lets go of a partition that it learned.",
-        "It starts from a learned partition: compare with `spurious`, as who cannot learn the first one has nothing"
-        " to let go.",
+        "It starts from a learned partition: compare with `spurious`, as a router that never learned one has none to"
+        " let go.",
         ({**_CROSSED, "data.irrelevant_fraction": 0.5, "data.swap_step": 1000},),
         mean_explained,
     ),
