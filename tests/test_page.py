@@ -110,11 +110,12 @@ def test_the_answer_tells_first_what_speaks_against_the_claims():
     assert found[2].rests.endswith("one seed") and found[-1].says == "2 more, below"
 
 
-def test_a_page_begins_with_its_first_judged_claims():
-    claims = [claim("not judged"), claim("supported"), claim("opposite", text="a 2 against b 1; ratio 0.5 [0.4, 0.6]")]
+def test_a_page_begins_with_its_first_judged_claims_and_open_ones_come_last():
+    claims = [claim("not judged"), claim("inconclusive"), claim("supported"),
+              claim("opposite", text="a 2 against b 1; ratio 0.5 [0.4, 0.6]")]  # fmt: skip
     assert answer.in_short(claims) == (
-        "A beats b (ratio 2 [1.5, 2.5], n = 5); the opposite of: a beats b (ratio 0.5 [0.4, 0.6], n = 5)."
-        " Of 3 claims: 1 opposite, 1 supported, 1 not judged."
+        "A beats b (ratio 2 [1.5, 2.5], n = 5); the opposite of: a beats b (ratio 0.5 [0.4, 0.6], n = 5); open: a beats"
+        " b (ratio 2 [1.5, 2.5], n = 5). Of 4 claims: 1 opposite, 1 supported, 1 inconclusive, 1 not judged."
     )
 
 

@@ -35,7 +35,7 @@ VERDICTS: dict[str, str] = {
     "not run": "Not run:",
 }
 
-#: verdict -> how it begins in the first sentence of a page, which has the first three judged claims.
+#: verdict -> how it begins in the first sentence of a page, which has three judged claims.
 IN_SHORT = {
     "supported": "",
     "exact": "",
@@ -91,8 +91,12 @@ def summary(claims: Sequence[Mapping[str, Any]]) -> str:
 
 
 def in_short(claims: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the first judged claims as one sentence with their effects and seeds, and the counts of all verdicts."""
-    first = [claim for claim in claims if claim["verdict"] in IN_SHORT][:3]
+    """Returns the first judged claims as one sentence with their effects and seeds, and the counts of all verdicts.
+
+    Open claims come last.
+    """
+    judged = [claim for claim in claims if claim["verdict"] in IN_SHORT]
+    first = sorted(judged, key=lambda claim: IN_SHORT[claim["verdict"]] == "open: ")[:3]
     parts = [f"{IN_SHORT[c['verdict']]}{c['statement']} ({c['text'].rpartition('; ')[2]}, n = {c['n']})" for c in first]
     sentence = "; ".join(parts).replace("+-", "±")
     return f"{sentence[0].upper()}{sentence[1:]}. {summary(claims)}" if sentence else summary(claims)
