@@ -7,8 +7,6 @@ import pytest
 import routed
 from routed import notebook
 from routed.contracts import UserError
-from routed.plan.experiment import configure
-from routed.settings.tree import override
 
 
 def test_arguments_become_the_options_of_the_command(monkeypatch, tmp_path):
@@ -23,18 +21,6 @@ def test_arguments_become_the_options_of_the_command(monkeypatch, tmp_path):
          "--sweep=experts.count=2,4"]
     ]  # fmt: skip
     assert tables == {"results": tmp_path / "w", "workdir": tmp_path / "w"}
-
-
-def test_a_config_is_run_as_its_experiment_with_the_settings_that_differ(monkeypatch):
-    commands = []
-    monkeypatch.setattr(notebook, "_execute", commands.append)
-    monkeypatch.setattr(notebook, "load", lambda folder: {})
-    config = override(configure("gmm_router:smoke", [])[1], {"seeds": 3})
-    assert str(routed.run(config)["workdir"]) == "runs/gmm_router-smoke-seeds=3"
-    assert commands[0][3:] == ["--config=gmm_router:smoke", "--workdir=runs/gmm_router-smoke-seeds=3",
-                               "--config.seeds=3"]  # fmt: skip
-    with pytest.raises(UserError, match=r"config of 'mine'.*FILE\.py:FIGURE,SCALE"):
-        routed.run(override(config, {"name": "mine"}))
 
 
 def test_mistakes_are_told_before_a_process_starts(monkeypatch):

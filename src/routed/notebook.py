@@ -10,19 +10,15 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from routed.contracts import UserError
 from routed.engine.results import load
 from routed.plan.experiment import configure, portable_spec
 from routed.plan.workdir import default_workdir
-from routed.settings.tree import flatten
 from routed.system import files, signals
-from routed.system.experiments import packaged
 
 
 def run(
-    experiment: str | pathlib.Path | ConfigDict,
+    experiment: str | pathlib.Path,
     settings: Mapping[str, Any] | None = None,
     *,
     sweep: Mapping[str, Iterable[Any]] | None = None,
@@ -33,8 +29,7 @@ def run(
     The run has a process of its own, so that an interrupted cell ends it, and the same call continues it.
 
     Args:
-      experiment: NAME[:FIGURE[,SCALE]] or FILE.py[:FIGURE[,SCALE]], as for --config; or the config of one of the
-        experiments that `routed` brings.
+      experiment: NAME[:FIGURE[,SCALE]] or FILE.py[:FIGURE[,SCALE]], as for --config.
       settings: dotted key -> value, as --config.KEY=VALUE.
       sweep: dotted key -> values, as --sweep=KEY=v1,v2,...
       workdir: where everything is written, report.html too; by default runs/NAME..., as the command does.
@@ -45,8 +40,7 @@ def run(
     Raises:
       UserError: no such experiment, an impossible setting, or a run that failed.
     """
-    spec, changes = _described(experiment) if isinstance(experiment, ConfigDict) else (str(experiment), {})
-    overrides = [f"{key}={as_text(value)}" for key, value in {**changes, **(settings or {})}.items()]
+    spec, overrides = str(experiment), [f"{key}={as_text(value)}" for key, value in (settings or {}).items()]
     sweeps = [f"{key}={','.join(map(as_text, values))}" for key, values in (sweep or {}).items()]
     _, config = configure(spec, overrides)  # refuses mistakes here, where the caller sees the error
     folder = files.folder(workdir or default_workdir(portable_spec(spec), config, overrides, sweeps, ""))
@@ -60,22 +54,6 @@ def as_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(as_text, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _described(config: ConfigDict) -> tuple[str, dict[str, Any]]:
-    """Returns the spec that makes a config, and the settings in which the config differs.
-
-    Raises:
-      UserError: the config is not of an experiment that `routed` brings.
-    """
-    if config.name not in packaged():
-        raise UserError(
-            f"the config of {config.name!r} is of a file that its name does not tell: call"
-            " routed.run('FILE.py:FIGURE,SCALE', settings={...})"
-        )
-    spec = f"{config.name}:{','.join(part for part in (config.figure, config.scale) if part)}"
-    before = flatten(configure(spec, [])[1])
-    return spec, {key: value for key, value in flatten(config).items() if value != before[key]}
 
 
 def _execute(command: list[str]) -> None:
