@@ -113,6 +113,7 @@ def test_agreement_is_corrected_for_chance():
     counts = np.zeros((16, 16))
     np.add.at(counts, (rng.integers(0, 16, 500), rng.integers(0, 16, 500)), 1)
     assert abs(agreement.agreement(counts)["ami"]) < 0.05
+    assert np.isnan([*agreement.agreement(np.zeros((16, 16))).values()]).all()  # no choice agrees with nothing
     assert agreement.agreement(np.eye(4) * 10) == {"ami": pytest.approx(1), "homogeneity": pytest.approx(1)}
 
 

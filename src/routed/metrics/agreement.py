@@ -56,8 +56,10 @@ def agreement(counts: np.ndarray) -> dict[str, float]:
 
     ami is 0 in expectation for independent labels and 1 for a perfect match; homogeneity = 1 - H(C|E)/H(C) is 1 when
     every expert serves one cluster. Raw mutual information and purity are not reported: with many experts they are high
-    for independent labels.
+    for independent labels. Both are NaN without a choice.
     """
+    if not counts.sum():
+        return {"ami": float("nan"), "homogeneity": float("nan")}
     from sklearn import metrics  # here, as scikit-learn takes two seconds to load
 
     cluster, expert = np.indices(counts.shape)

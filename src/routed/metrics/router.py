@@ -143,17 +143,15 @@ def cluster_columns(gate: MetricInputs, sums: ClusterSums) -> dict[str, Array]:
     columns = layer_columns(sums.probs, sums.token, gate.choices, share, len(gate.probs))
     hard = entropies.split(sums.choices, sums.hard_token)
     covered = agreement.covered(sums.choices)
-    return (
-        columns
-        | {f"hard_{name}": value for name, value in hard.items()}
-        | {
-            "experts_used": jnp.exp(columns["entropy_load"]),
-            "dispatch_entropy": entropies.dispatch_entropy(sums.choices),
-            "clusters_with_specialists": covered.mean(),
-            "all_clusters_with_specialists": covered.all().astype(jnp.float32),
-            "dropped": load.dropped(gate.routing),
-        }
-    )
+    return columns | {
+        "hard_sparsity": hard["sparsity"],
+        "hard_entropy_load": hard["entropy_load"],
+        "experts_used": jnp.exp(columns["entropy_load"]),
+        "dispatch_entropy": entropies.dispatch_entropy(sums.choices),
+        "clusters_with_specialists": covered.mean(),
+        "all_clusters_with_specialists": covered.all().astype(jnp.float32),
+        "dropped": load.dropped(gate.routing),
+    }
 
 
 def norm_ratio(kernel: Float[Array, "D E"]) -> Scalar:
@@ -187,8 +185,7 @@ def weight_columns(params: Any, signal: int | None, sharpness: Scalar | float) -
     columns = {}
     if signal is not None and (first := first_layer(params)) is not None:
         columns["signal_share"] = signal_share(first, signal)
-        columns["spurious_norm"] = sharpness * jnp.linalg.norm(first[signal:])
-        columns["spurious_ratio"] = columns["spurious_norm"] / (sharpness * jnp.linalg.norm(first[:signal]))
+        columns["spurious_ratio"] = jnp.linalg.norm(first[signal:]) / jnp.linalg.norm(first[:signal])
     if (kernel := params.get("kernel")) is not None:
         columns["norm_ratio"] = norm_ratio(kernel)
         columns["norm_mean"] = sharpness * jnp.linalg.norm(kernel, axis=0).mean()

@@ -40,7 +40,7 @@ def _clusters_offline(problem: SampleProblem, history: dict[str, np.ndarray]) ->
 
 
 def _shuffled(evaluation: Evaluation) -> dict[str, Array]:
-    """Returns mean and deviation of the sparsity of the same weights on permuted input features."""
+    """Returns the mean sparsity of the same weights on permuted input features."""
     problem, params, state, gate = evaluation.problem, evaluation.params, evaluation.state, evaluation.gate
 
     def score(x):
@@ -48,7 +48,7 @@ def _shuffled(evaluation: Evaluation) -> dict[str, Array]:
 
     key, draws = evaluation.inputs.keys["noise"], problem.config.shuffles
     values = entropies.shuffled_sparsity(score, evaluation.batch.tokens, gate.label, gate.labels, key, draws)
-    return {"router/sparsity_shuffled": values.mean(), "router/sparsity_shuffled_std": values.std()}
+    return {"router/sparsity_shuffled": values.mean()}
 
 
 def _groupings(evaluation: Evaluation) -> dict[str, Array]:
@@ -108,20 +108,9 @@ COLUMNS = Probe(
             log=True,
             references=ONE_TO_ALL,
         ),
-        "router/sparsity_shuffled_std": Column(
-            "deviation over shuffles of the router",
-            "Standard deviation of that baseline over permutations.",
-            AT_LEAST_0,
-        ),
         "router/hard_sparsity": Column(
             "effective experts per cluster, hard choices",
             "Sparsity of the choices made, not of the probabilities: effective experts that a cluster's tokens go to.",
-            AT_LEAST_1,
-            log=True,
-        ),
-        "router/hard_sparsity_exp_mean": Column(
-            "exp of the mean entropy, hard choices",
-            "exp of the mean entropy of the choices of a cluster.",
             AT_LEAST_1,
             log=True,
         ),
@@ -206,16 +195,6 @@ COLUMNS = Probe(
             "Entropy of the mean probabilities over all tokens: log E where all experts are used equally.",
             AT_LEAST_0,
         ),
-        "router/hard_entropy_token": Column(
-            "entropy of a token's hard choices (nats)",
-            "Entropy of the experts chosen for a token: 0 for top-1, log k for k of equal share.",
-            AT_LEAST_0,
-        ),
-        "router/hard_entropy_cluster": Column(
-            "entropy of a cluster's hard choices (nats)",
-            "Mean over clusters of the entropy of the choices made for it.",
-            AT_LEAST_0,
-        ),
         "router/hard_entropy_load": Column(
             "entropy of the load of hard choices (nats)",
             "Entropy of the share of assignments of each expert: log E where balanced.",
@@ -249,12 +228,6 @@ COLUMNS = Probe(
         "router/spurious_ratio": Column(
             "norm on the spurious dimensions\nover norm on the others",
             "Norm of the router's weights on dimensions that say nothing, over that on the others.",
-            AT_LEAST_0,
-            log=True,
-        ),
-        "router/spurious_norm": Column(
-            "norm on the spurious dimensions",
-            "Norm of the router's weights on dimensions that say nothing.",
             AT_LEAST_0,
             log=True,
         ),
