@@ -55,13 +55,20 @@ import routed.papers.ours  # noqa: F401 (parts of our own questions)
 from routed.analysis import digits, statistics
 from routed.analysis.claims import KINDS, LEARNED, Claim, Reading, Side, Stakes, TwoSides, Writer, comparability
 from routed.analysis.claims.preconditions import obstacle
-from routed.analysis.claims.rules import ONE_SEED, effect_text, inconclusive, verdict_of, verdict_within
-from routed.analysis.paired_values import Rows
+from routed.analysis.claims.rules import (
+    ONE_SEED,
+    UNKNOWN_TAIL,
+    effect_text,
+    inconclusive,
+    verdict_of,
+    verdict_within,
+)
+from routed.analysis.paired_values import Rows, ends
 from routed.analysis.plots import PLOTS, Axis, Chart, Data, Panel, Plot, Series
 from routed.analysis.plots import Point as Mark
 from routed.analysis.plots.scales import set_value_axes
 from routed.contracts import SHARE, Column
-from routed.papers.draws import SEEDS, all_then_resampled, estimate_of_draws
+from routed.papers.draws import SEEDS, all_then_resampled, estimate_of_draws, p_beyond
 from routed.plan import Figure, Point, make_config, product
 from routed.plan.arms import REFERENCE
 from routed.plan.experiment import Scales
@@ -123,6 +130,21 @@ def writer(config: ConfigDict, at: Point | None = None, effect: float = MARGIN) 
     return Writer(comparability(config), "test/loss", at or {}, "difference", "routed.tokens.", effect=effect)
 
 
+def ends_of(rows: Rows, side: Side, at: Mapping[str, Any], claim: Claim) -> pd.DataFrame:
+    """Returns the claim's metric of a side at a point by seed: the last value, `now`, and the extrapolated, `later`."""
+    return ends(rows.history(side, at, claim.setup.metric), rows.config.gate.horizon, logs=False)
+
+
+def unless_turned(record: dict[str, Any], later: str, text: str, rows: Rows) -> dict[str, Any]:
+    """Returns the record, inconclusive if the extrapolated values have another verdict, `later`, or are unknown."""
+    if not np.isfinite(record["later"]).all():
+        return inconclusive(record, UNKNOWN_TAIL)
+    if later == record["verdict"] or record["verdict"] == "inconclusive":
+        return record
+    ahead = f"at {rows.config.gate.horizon:g} times the steps, if the curves go on as they end: {text}"
+    return inconclusive(record, f"{record['verdict']} now, but could turn; {ahead}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Slope(TwoSides):
     """The lead of `lower` over `higher` grows with a number: a slope by seed against its logarithm to base 2.
@@ -152,20 +174,23 @@ class Slope(TwoSides):
         """Returns the mean slope over the seeds that ran at every number: supported if its interval lies above 0."""
         leads = {}
         for number, point in self.points:
-            at = {**self.setup.at, **point}
-            low, high = (rows.final_values(side, at, self.setup.metric) for side in self.sides())
+            low, high = (ends_of(rows, side, {**self.setup.at, **point}, self) for side in self.sides())
             leads[number] = high - low
-        table = pd.DataFrame(leads).dropna()
+        table = pd.concat(leads, axis=1).dropna(subset=[(number, "now") for number in leads])
         if not len(table) or len(leads) < 2:
             return {}
-        slopes = np.polyfit(np.log2(table.columns.to_numpy(float)), table.to_numpy(float).T, 1)[0]
-        estimate = statistics.estimate(slopes)
-        means = ", ".join(f"{lead:+.4f} at {number:g}" for number, lead in table.mean().items())
+        now, later = (table.xs(when, axis=1, level=1) for when in ("now", "later"))
+        slopes, slopes_later = (
+            np.polyfit(np.log2(now.columns.to_numpy(float)), part.to_numpy(float).T, 1)[0] for part in (now, later)
+        )
+        estimate, ahead = statistics.estimate(slopes), statistics.estimate(slopes_later)
+        means = ", ".join(f"{lead:+.4f} at {number:g}" for number, lead in now.mean().items())
         record: dict[str, Any] = {"ours": estimate.mean, "interval": [estimate.low, estimate.high], "n": estimate.n}
-        record["text"] = f"slope by doubling, {effect_text('difference', estimate)}; lead {means}"
+        record["text"] = f"lead {means}; slope by doubling, {effect_text('difference', estimate)}"
         if estimate.n < 2:
             return inconclusive(record, ONE_SEED)
-        return record | {"verdict": verdict_of(estimate), "p": statistics.p_value(slopes)}
+        record |= {"verdict": verdict_of(estimate), "p": statistics.p_value(slopes), "later": [*ahead[:3]]}
+        return unless_turned(record, verdict_of(ahead), effect_text("difference", ahead), rows)
 
 
 def correlation(a: Float[np.ndarray, "*B N"], b: Float[np.ndarray, "*B N"]) -> Float[np.ndarray, "*B"]:
@@ -203,29 +228,36 @@ class Ranked(Claim):
 
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns the rank correlation, and of several probes those without which it is as high."""
-        values = {
-            name: rows.final_values(side, self.setup.at, self.setup.metric).dropna()
-            for name, side in self.named.items()
-        }
+        values = {name: ends_of(rows, side, self.setup.at, self) for name, side in self.named.items()}
         present = [name for name in self.named if len(values[name])]
         if len(present) < 2:
             return {}
+        table = pd.concat({name: values[name] for name in present}, axis=1).dropna(
+            subset=[(name, "now") for name in present]
+        )  # seeds that all sides have: means over different seeds would rank the seeds
+        losses, losses_later = (table.xs(when, axis=1, level=1).mean().to_numpy() for when in ("now", "later"))
         probes = [*self.scores[present[0]]]
         scores = np.array([[self.scores[name][probe] for probe in probes] for name in present])
-        losses = np.array([values[name].mean() for name in present])
         draws = all_then_resampled(len(present))
-        estimate = estimate_of_draws(correlation(scores.mean(1)[draws], -losses[draws]), len(present))
+        ranks, ranks_later = (correlation(scores.mean(1)[draws], -part[draws]) for part in (losses, losses_later))
+        estimate, ahead = (estimate_of_draws(part, len(present)) for part in (ranks, ranks_later))
         record: dict[str, Any] = {"ours": estimate.mean, "interval": [estimate.low, estimate.high], "n": len(present)}
-        record["text"] = f"rank correlation {digits.with_interval(estimate[:3])} over {len(present)} sides"
+        effect = f"rank correlation {digits.with_interval(estimate[:3])} over {len(present)} sides, {len(table)} seeds"
         if len(probes) > 1:
             without = [float(correlation(np.delete(scores, i, 1).mean(1), -losses)) for i in range(len(probes))]
             idle = [probe for probe, value in zip(probes, without, strict=True) if value >= estimate.mean - 1e-9]
-            record["text"] += f"; as high without any one of {', '.join(idle)}" if idle else "; lower without any probe"
+            needless = f"as high without any one of {', '.join(idle)}" if idle else "lower without any probe"
+            effect = f"{needless}; {effect}"
+        record["text"] = effect
         if len(present) < len(self.named) or len(present) < SEEDS:
             return inconclusive(record, f"{len(present)} of {len(self.named)} sides have run")
-        verdict = verdict_within(estimate, self.least, 1.0)
+        if len(table) < 2:
+            return inconclusive(record, ONE_SEED if len(table) else "no seed that all sides have")
+        verdict, p = verdict_within(estimate, self.least, 1.0), p_beyond(ranks, self.least, len(present))
         reason = "" if verdict == "supported" else f"asked for an interval above {self.least:g}"
-        return record | {"verdict": verdict, "reason": reason, "alike": False}
+        record |= {"verdict": verdict, "reason": reason, "p": p, "later": [*ahead[:3]], "alike": False}
+        text = f"rank correlation {digits.with_interval(ahead[:3])}"
+        return unless_turned(record, verdict_within(ahead, self.least, 1.0), text, rows)
 
 
 KINDS |= {kind.kind: kind for kind in (Slope, Ranked)}

@@ -14,8 +14,12 @@ from routed.analysis import diagnosis, verdicts
 from routed.analysis.claims import KINDS, OneSide, Writer
 from routed.analysis.verdicts import judge, to_json, unanswered
 from routed.contracts import UserError
+from routed.plan import experiment
+from routed.plan.arms import ARMS, Arm
 from routed.plan.config import base
 from routed.settings.tree import override
+
+experiment.load("law")  # registers the kind "prediction"
 
 LOSSES = {
     "learned": [0.10, 0.11, 0.09, 0.10],
@@ -255,6 +259,12 @@ def test_robustness_is_the_share_of_points_that_hold():
     found = verdict(order(over=("data.samples",)), both)
     assert found["robustness"] == {"held": 1, "tried": 2}
     assert verdict(order(), both)["robustness"] is None  # it names no key over which it is tried
+    # Of rates, 4 of 6 pairs differ: p = 2 / 2^4 of McNemar's test. Values that are equal in every seed hold.
+    rates = table({"learned": [0.0] * 6, "frozen": [1.0] * 4 + [0.0] * 2}, samples=(64, 128))
+    few = verdict(order(unit="probability", over=("data.samples",)), rates)
+    assert few["p"] == pytest.approx(0.125) and few["robustness"] == {"held": 0, "tried": 2}
+    alike = table({"learned": [0.5] * 4, "frozen": [1.0] * 4}, samples=(64, 128))
+    assert verdict(order(over=("data.samples",)), alike)["robustness"] == {"held": 2, "tried": 2}
 
 
 def test_a_claim_never_pools_points():
@@ -315,6 +325,49 @@ def test_a_seed_that_ends_without_a_number_is_left_out_alone():
     found = verdict(order(), rows)
     # Geometric means of 1 / .1, 1 / .2, 1 / .3: (10 * 5 * 3.333) ** (1 / 3) = 5.503.
     assert found["n"] == 3 and found["ours"] == pytest.approx(5.503, rel=1e-3)
+
+
+def test_an_infinite_value_is_no_value():
+    """Seed 3 of learned ends infinite: a lost run of who won."""
+    rows = table()
+    rows.loc[(rows.arm == "learned") & (rows.seed == 3) & (rows.step == 10), "test/loss"] = np.inf
+    found = verdict(order(), rows)
+    assert found["n"] == 3 and found["reason"].endswith("1 of 4 runs of learned end without test/loss")
+
+
+def test_values_below_0_have_no_ratio():
+    """They would count as 1e-12: a tie if both are below 0, 10^11-fold ahead if one is."""
+    for both in (-1.0, 1.0):
+        rows = table({"learned": [-0.5, -0.6, -0.55], "frozen": [0.1 * both, 0.2 * both, 0.15 * both]})
+        found = verdict(order(), rows)
+        assert found["verdict"] == "not judged" and "unit='difference'" in found["reason"]
+    assert verdict(comparison("null", {"arm": "learned"}, {"value": 0.0}), table())["verdict"] != "not judged"
+
+
+def test_a_ratio_beyond_all_numbers_ends_no_judgement():
+    """Each side reaches 0 in another of two seeds, so later ratios have ends beyond e^709."""
+    rows = table({"learned": [0.0, 0.1], "frozen": [0.2, 0.0]}, halfway=1e6, start=1e6)
+    assert verdict(order(), rows)["verdict"] == "inconclusive"
+
+
+def test_text_is_predicted_better_than_counts_by_the_interval():
+    """A mean of .10 is not told from a 5-gram's .11 where seeds have .05 and .15, nor from a count without a value."""
+    losses = {"learned": [0.05, 0.15, 0.05, 0.15], "frozen": [1.0, 1.1, 0.9, 1.0]}
+    rows = table(losses).assign(**{"eval/loss": lambda rows: rows["test/loss"], "eval/ngram": 5.0})
+    assert "not competent" not in verdict(order(), rows)["reason"]
+    close = rows.assign(**{"eval/ngram": rows["eval/ngram"].where(rows.arm != "learned", 0.11)})
+    assert verdict(order(), close)["reason"].startswith("not competent: learned has 0.1 nats a token, a 5-gram model")
+    assert verdict(order(), rows.assign(**{"eval/ngram": np.nan}))["reason"].startswith("not known to be competent")
+
+
+def test_the_edge_of_a_grid_is_that_of_an_arms_own_rate(monkeypatch):
+    """The router's rate of the arm is .05, so .15 is the highest of .3, 1 and 3 times its rate; the config has .1."""
+    monkeypatch.setitem(ARMS, "frozen", Arm({"router.learning_rate": 0.05}, "slow", "#000000"))
+    config = override(base(), {"tune.router_multipliers": (0.3, 1.0, 3.0)})
+    for rate, found in ((0.15, "inconclusive"), (0.05, "supported")):
+        rows = table().assign(rates="tuned", **{"train/rate_scale": 1.0, "train/router_rate": np.float32(rate)})
+        rows.loc[rows.arm == "learned", "train/router_rate"] = np.float32(0.1)
+        assert judge((order(),), rows, config, ["data.samples"])[0]["verdict"] == found
 
 
 def test_shares_of_successful_runs_are_equal_within_a_twentieth():
@@ -595,6 +648,10 @@ def test_candidates_are_counted_by_arm_and_point():
     rows["train/rate_scale"] = np.where(rows.seed == rows.seed.max(), 0.1, 1.0)
     answer = dict(diagnosis.threats(pd.concat([rows, tuning], ignore_index=True), base(), ["data.samples", "rates"]))
     assert "2 candidates for every arm" in answer["Tuned per arm?"] and "learned 0.1 or 1" in answer["Tuned per arm?"]
+    # A router's rate is a second factor: of learned alone both were tried with both.
+    tuning["train/router_rate"] = np.where((tuning.arm == "learned") & (tuning.seed < 2), 0.3, 1.0)
+    answer = dict(diagnosis.threats(pd.concat([rows, tuning], ignore_index=True), base(), ["data.samples", "rates"]))
+    assert "learned 4" in answer["Tuned per arm?"] and "frozen 2" in answer["Tuned per arm?"]
 
 
 def test_unequal_tuning_is_said_in_words():

@@ -153,6 +153,10 @@ def tiny(tmp_path, monkeypatch):
             ["tune.multipliers=", "at most 100"],
         ),
         (
+            ["--config.rates=tuned", "--config.tune.router_multipliers=0.3,3"],
+            ["tune.router_multipliers=", "one of them 1"],
+        ),
+        (
             ["--config.seeds=10000", f"--sweep=data.samples={','.join(map(str, range(8, 100)))}"],
             ["92 points", "seeds=10000"],
         ),

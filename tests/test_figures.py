@@ -577,6 +577,18 @@ def judged(claims=CLAIMS, axes=SWEPT, own=("data.samples",)):
     return {record["id"]: record for record in points.add(first, claims, rows, config, list(axes), own)}
 
 
+def test_lines_of_a_number_under_changed_settings_reproduce_nothing():
+    """Lines of a claim are filed as the claim, which is the user's: else they say "reproduced" below it."""
+    number = Writer("same", at={"data.samples": 8192}, over=("data.samples",), prefix="chen.").number
+    claims, config = (number("n", "the loss", 0.5, uninformed=9.0),), override(base(), {"gate.horizon": 1.0})
+
+    def lines(changes):
+        return points.add([{}], claims, table(SWEPT), config, list(SWEPT), ["data.samples"], changes)[0]["points"]
+
+    assert {line["verdict"] for line in lines(["steps=9"])} == {"not comparable"}
+    assert "not comparable" not in {line["verdict"] for line in lines([])}
+
+
 def test_runs_that_a_claim_reads_at_several_values_count_once():
     """No side reads router.init_scale: its runs are the same at each value, and were three verdicts of one set."""
     rows = table({"data.samples": (512, 8192)}, LEVELS)

@@ -24,6 +24,8 @@ from tests.test_command_line import reported
 
 ROOT = pathlib.Path(__file__).parent.parent / "docs" / "results"
 FOLDERS = [path.parent for path in sorted(ROOT.glob("data/*/seeds.parquet"))]
+#: A result of rules version 1, which has no values per seed.
+OLD = "t5_dialects"
 EACH = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 
 
@@ -133,7 +135,7 @@ def pages(tmp_path, monkeypatch):
             name: (ROOT / "data" / folder.name / name).read_text() for name in ("about.json", "claims.json", "arms.csv")
         },
     )
-    for name in (FOLDERS[0].name, "geometry"):
+    for name in (FOLDERS[0].name, OLD):
         shutil.copytree(ROOT / "data" / name, tmp_path / "data" / name)
     published.write_pages(tmp_path)
     return tmp_path
@@ -142,7 +144,7 @@ def pages(tmp_path, monkeypatch):
 def test_a_verdict_that_is_not_that_of_the_values_is_named_and_mended(pages, capsys):
     assert rejudged.rejudge(pages, is_written=False)
     out = capsys.readouterr().out
-    assert f"{FOLDERS[0].name}: agrees\n" in out and "geometry: no values per seed\n" in out
+    assert f"{FOLDERS[0].name}: agrees\n" in out and f"{OLD}: no values per seed\n" in out
     file = pages / "data" / FOLDERS[0].name / "claims.json"
     claims = json.loads(file.read_text())
     true, claims[0]["verdict"] = claims[0]["verdict"], "reproduced"
@@ -158,6 +160,8 @@ def test_the_command_ends_with_1_where_a_verdict_differs(pages):
     (pages / "ours.md").write_text("edited by hand")
     with pytest.raises(SystemExit, match="1"):
         reported(f"--rejudge={pages}")
+    with pytest.raises(UserError, match="--store stores what --rejudge"):
+        reported("--docs=docs", "--store")
     with pytest.raises(UserError, match="--rejudge reads the tables of its folder alone: leave out workdirs"):
         reported(f"--rejudge={pages}", "runs/x")
 
@@ -167,13 +171,13 @@ def test_a_result_of_earlier_rules_is_marked_on_its_page_and_where_it_is_linked(
     assert published.marked(text, {"geometry"}) == (
         "see [map](ours.md#geometry-map), [that](ours.md#geometry)†, [here](#geometry)† and [x](#other)."
     )
-    (pages / "README.md").write_text("[it](ours.md#geometry) is so")
+    (pages / "README.md").write_text(f"[it](ours.md#{OLD}) is so")
     published.write_pages(pages)
-    assert (pages / "README.md").read_text() == "[it](ours.md#geometry)† is so"
+    assert (pages / "README.md").read_text() == f"[it](ours.md#{OLD})† is so"
     (line,) = re.findall("^† Rules version 1 .*$", (pages / "ours.md").read_text(), re.MULTILINE)
     assert line == f"† Rules version 1 (now {versions.RULES}); not judged again: no values per seed."
     assert versions.CHANGES[versions.RULES] in (pages / "ours.md").read_text()
-    text = answer.findings([ROOT / "data" / name for name in (FOLDERS[0].name, "geometry")])
+    text = answer.findings([ROOT / "data" / name for name in (FOLDERS[0].name, OLD)])
     assert re.findall("^judged by rules .*$", text, re.MULTILINE) == [
         f"judged by rules 1, and not by those of today ({versions.RULES})"
     ]

@@ -13,6 +13,7 @@ from routed.analysis.plots.frame import Data
 from routed.contracts import Column
 from routed.plan import experiment, tuning
 from routed.plan.runs import plan_runs
+from routed.settings.tree import override
 from tests import charts
 
 tokens = experiment.load("token_router")
@@ -42,9 +43,14 @@ def test_parts_of_a_variance_by_hand():
     np.testing.assert_allclose(shares(odd), np.array([1.21, 0.36, 0.01]) / 1.58, rtol=1e-4)
 
 
-def rows_of(values):
-    """Rows whose last values of an arm at a point are those of a function."""
-    return types.SimpleNamespace(final_values=lambda side, at, metric: pd.Series(values(side["arm"], at), dtype=float))
+def rows_of(values, trend=lambda arm, at: 0.0):
+    """Rows whose last values of an arm at a point are those of a function, `trend` above those at half the steps."""
+
+    def history(side, at, metric):
+        last = pd.Series(values(side["arm"], at), dtype=float)
+        return pd.DataFrame([last - trend(side["arm"], at), last], [50, 100]) if len(last) else pd.DataFrame()
+
+    return types.SimpleNamespace(history=history, config=experiment.configure("token_router", [])[1])
 
 
 def test_a_lead_that_grows_by_hand():
@@ -53,9 +59,9 @@ def test_a_lead_that_grows_by_hand():
     points = tuple((number, {"k": number}) for number in leads)
     write = Writer("same", "test/loss", unit="difference", prefix="my.")
 
-    def judged(points, leads):
+    def judged(points, leads, trend=lambda arm, at: 0.0):
         claim = write.slope("grows", "it grows", "not asked", {"arm": "a"}, {"arm": "b"}, points)
-        return claim.judge(rows_of(lambda arm, at: 1.0 + np.array(leads[at["k"]]) * (arm == "b")))
+        return claim.judge(rows_of(lambda arm, at: 1.0 + np.array(leads[at["k"]]) * (arm == "b"), trend))
 
     record = judged(points, leads)
     assert (record["ours"], record["n"], record["verdict"]) == (pytest.approx(0.25), 2, "inconclusive")
@@ -65,6 +71,9 @@ def test_a_lead_that_grows_by_hand():
     assert (
         judged(points, {number: [-lead for lead in three] for number, three in alike.items()})["verdict"] == "opposite"
     )
+    # In two more doublings of the steps the lead at 4 falls from .5 to -.1, and the slope from .2 to -.1.
+    falling = judged(points, alike, lambda arm, at: -0.3 * (arm == "b" and at["k"] == 4))
+    assert falling["verdict"] == "inconclusive" and "could turn" in falling["reason"]
     # A seed that did not run at one number has no slope, and one number has none either.
     assert judged(points, leads | {4: [0.5]})["reason"] == "one seed"
     assert judged(points[:1], leads) == {}
@@ -78,21 +87,31 @@ def test_rank_correlation_by_hand():
     assert np.isnan(tokens.correlation(np.zeros(3), np.arange(3.0)))
 
 
-def judged(losses):
+def judged(losses, trend=lambda arm, at: 0.0):
     """The record of five routers with scores .1 to .5 by the probe `good`, and the reverse of a tenth by `bad`."""
     scores = {str(i): {"good": 0.1 * i, "bad": -0.01 * i} for i in range(5)}
     write = Writer("same", "test/loss", prefix="my.")
     claim = write.ranked("card", "in order", "not asked", {name: {"arm": name} for name in scores}, scores, 0.5)
-    return claim.judge(rows_of(lambda arm, at: losses[arm]))
+    return claim.judge(rows_of(lambda arm, at: losses[arm], trend))
 
 
 def test_an_order_that_was_foretold():
     """The lower the loss, the better. Without `bad` the order is the same, without `good` it is the reverse."""
     record = judged({str(i): [5.0 - i, 5.5 - i] for i in range(5)})
     assert (record["ours"], record["n"], record["verdict"]) == (pytest.approx(1.0), 5, "supported")
-    assert record["text"].endswith("as high without any one of bad")
-    assert judged({str(i): [float(i)] for i in range(5)})["verdict"] == "opposite"
-    assert judged({str(i): [5.0 - i] if i else [] for i in range(5)})["reason"] == "4 of 5 sides have run"
+    assert record["text"].startswith("as high without any one of bad") and record["p"] < 0.05
+    assert judged({str(i): [i, i + 0.5] for i in range(5)})["verdict"] == "opposite"
+    assert judged({str(i): [5.0 - i] * 2 if i else [] for i in range(5)})["reason"] == "4 of 5 sides have run"
+    # One seed decides nothing, nor an order that turns: in two more doublings i gains i times 1.2, from 5 - i.
+    falling = {str(i): [5.0 - i, 5.5 - i] for i in range(5)}
+    assert judged({name: losses[:1] for name, losses in falling.items()})["reason"] == "one seed"
+    assert "could turn" in judged(falling, lambda arm, at: 0.6 * int(arm))["reason"]
+
+
+def test_an_order_of_means_is_over_the_seeds_that_all_sides_have():
+    """Seed 1 is 10 higher than seed 0. Means over the seeds of each side would rank those sides last that have it."""
+    losses = {"0": [5.0, 15], "1": [4.0, 14], "2": [3.0, 13, 23], "3": [2.0, 12, 22], "4": [1.0, 11, 21]}
+    assert judged(losses)["ours"] == pytest.approx(1.0)
 
 
 def test_an_arm_has_as_many_candidates_as_it_has_rates():
@@ -104,6 +123,9 @@ def test_an_arm_has_as_many_candidates_as_it_has_rates():
     runs = plan_runs(config, ({"arms": config.arms},))
     counts = Counter(run.arm for run in runs if run.tuning)
     assert counts == dict.fromkeys(config.arms, 3) | {"learned": 9}
+    early = override(config, {"router.freeze_at": 0.0})  # the learned router never learns, so its rate is none either
+    tried = Counter(run.arm for run in plan_runs(early, ({"arms": ("learned",)},)) if run.tuning)
+    assert tried == {"learned": 3}
     told = {run.arm for run in runs if tuning.column(run, {"router.learning_rate": 0.1}, 1)}
     assert told == {"learned"}
     dense = [run for run in runs if run.tuning and run.arm == "decoder_active"]

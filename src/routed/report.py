@@ -55,6 +55,8 @@ def main(argv: list[str]) -> None:
     # Here, since --help needs no pandas, which takes seconds to load.
     if REJUDGE.value:
         return _rejudge(pathlib.Path(REJUDGE.value), argv[1:])
+    if STORE.value:
+        raise UserError("--store stores what --rejudge=docs/results finds: give both")
     from routed.analysis import published
     from routed.analysis.page import write_files, write_page
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from routed.engine.rows import plain_value
 from routed.plan.config import declared
-from routed.plan.points import Point
+from routed.plan.experiment import figure_of
 from routed.settings.tree import flatten
 from routed.system.experiments import packaged
 
@@ -21,15 +21,17 @@ from routed.system.experiments import packaged
 PAPERS = ("chen", "chowdhury", "dikkala", "fan", "pham")
 #: What ids of such claims begin with where something that their figure fixes was changed.
 YOURS = "yours."
+#: Beginning of settings that are rules of verdicts, and so part of a claim, though they change no run.
+RULES = "gate."
 #: Settings, and beginnings of settings, that change how surely a claim is judged, and not the claim.
-FREE = ("arms", "eval_every", "gate.", "rates", "seed", "seeds", "shuffles", "tune.")
+FREE = ("arms", "eval_every", "rates", "seed", "seeds", "shuffles", "tune.")
+#: Verdicts of claims about which the runs say nothing.
+UNJUDGED = ("not run", "not judged")
 #: Those that name files, for a user to fill in where the figure leaves them empty.
 FILLED = ("data.table", "initial.")
-#: Verdicts about a paper's number, which a setting of the user's can neither reproduce nor refute.
-NUMBERS = ("reproduced", "not reproduced")
 
 
-def changes_of(module: types.ModuleType, config: ConfigDict, sweep: Sequence[Point], table: pd.DataFrame) -> list[str]:
+def changes_of(module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> list[str]:
     """Returns KEY=VALUE of settings that the packaged figure has not, or the file of an experiment of the user's.
 
     A setting of the figure's sweep is changed where it has values that the figure has not.
@@ -37,10 +39,11 @@ def changes_of(module: types.ModuleType, config: ConfigDict, sweep: Sequence[Poi
     path = getattr(module, "__file__", None)
     if path is None or pathlib.Path(path).resolve() not in {file.resolve() for file in packaged().values()}:
         return [f"experiment={pathlib.Path(path).name}"] if path else []
-    usual = flatten(module.get_config(f"{config.figure},{config.scale}"))
-    settings, changes = declared(), []
+    packaged_config = module.get_config(f"{config.figure},{config.scale}")
+    sweep = figure_of(module, packaged_config).sweep(packaged_config)  # a user's settings can move points, too
+    usual, settings, changes = flatten(packaged_config), declared(), []
     for key, value in flatten(config).items():
-        if key.startswith(FREE) or key not in settings or not settings[key].identity:
+        if key.startswith(FREE) or key not in settings or not (settings[key].identity or key.startswith(RULES)):
             continue
         if key.startswith(FILLED) and usual.get(key) in ("", ()):
             continue
@@ -60,7 +63,7 @@ def filed(record: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     yours["text"] = record["text"].replace(f", against {record['paper']}", "")
     if "the paper's" in record["reason"]:  # beside which ours are not
         yours["reason"] = ""
-    if record["verdict"] in NUMBERS:
+    if record["kind"] == "number" and record["verdict"] not in UNJUDGED:  # no other setting reproduces or refutes it
         yours |= {"verdict": "not comparable", "reason": "ours is of other settings"}
     return yours
 

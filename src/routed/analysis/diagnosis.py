@@ -157,7 +157,8 @@ def _tuned(table: pd.DataFrame, rows: pd.DataFrame, config: ConfigDict, swept: l
     tuning = table[table.status == "tuning"]
     if "rates" not in swept and not len(tuning):
         return None
-    tried = tuning.groupby(["arm", *swept])["train/rate_scale"].nunique().groupby("arm").max()
+    rates = tuning.reindex(columns=["arm", *swept, "train/rate_scale", "train/router_rate"]).drop_duplicates()
+    tried = rates.groupby(["arm", *swept]).size().groupby("arm").max()
     tuned = rows[rows.rates == "tuned"] if "rates" in rows else rows
     return {
         "tried": tried.to_dict(),

@@ -33,16 +33,17 @@ def frame(
 def of_rows(module: types.ModuleType, config: ConfigDict, table: pd.DataFrame, data: Data) -> dict[str, Any]:
     """Returns the verdicts on the claims of a figure, the summary of its rows, the gap decomposed, and losses by arm.
 
-    Claims of papers under changed settings are the user's (`changed.filed`). `table` has the summary, `by_arm` the
-    losses. The gap and its `shares` are of the point `gap_at`.
+    Claims of papers under changed settings, `changes`, are the user's (`changed.filed`). `table` has the summary,
+    `by_arm` the losses. The gap and its `shares` are of the point `gap_at`.
     """
     asked = experiment.figure_of(module, config)
-    changes = changed.changes_of(module, config, asked.sweep(config), table)
+    changes = changed.changes_of(module, config, table)
     records = verdicts.judge(points.claims_of(asked, config, table, data.swept), table, config, data.swept)
     summary, point = statistics.summarise(data.last, data.swept, data.axes), data.at_point(data.last, {})
     methods = {name: at for spec in asked.plots(config) for name, at in spec.get("methods", {}).items()}
     return {
         "claims": [changed.filed(record, changes) for record in records],
+        "changes": changes,
         "table": summary,
         "gap": diagnosis.gap(point).to_dict("records"),
         "shares": shapley.shares(point).to_dict("records"),

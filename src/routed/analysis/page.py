@@ -143,6 +143,7 @@ def make_part(
     columns, loss, last = data.axes, data.loss, data.last
     result = findings.of_rows(module, config, table, data)
     judged, summary = result["claims"], result["table"]
+    asked_for = points.claims_of(asked, config, table, swept)
     drawn, undrawn = draw_all(asked.plots(config), data)
     figures = [_figure(figure, columns, workdir.name) for figure in drawn]
     described, lost = results.stored_config(workdir), rows.diverged(table, problem_of(config).loss)
@@ -151,7 +152,7 @@ def make_part(
         "name": workdir.name,
         "question": document.splitlines()[0] if document else config.name,
         "line": asked.line if config.figure else "",
-        "claims": points.add(judged, points.claims_of(asked, config, table, swept), table, config, swept, data.own),
+        "claims": points.add(judged, asked_for, table, config, swept, data.own, result["changes"]),
         "in_short": f"{lost} {answer.in_short(judged)}".strip(),
         "diverged": lost,
         "answer": answer.answer(judged),

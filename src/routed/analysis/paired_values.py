@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from routed.analysis import controls, statistics
 from routed.contracts import Column, UserError
 from routed.engine.rows import at_base, format_value, last_evaluations, plain_value
-from routed.plan.arms import REFERENCE, fair_arms
+from routed.plan.arms import ARMS, REFERENCE, changes_of, fair_arms
 from routed.settings.tree import flatten, override
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ class Rows:
                 rows = rows if plain_value(self._base.get(key)) == plain_value(value) else rows.iloc[:0]
                 continue
             same = (
-                np.isclose(rows[key], value, rtol=1e-9) if isinstance(value, float) else rows[key] == plain_value(value)
+                np.isclose(rows[key], value, rtol=1e-9, atol=0)
+                if isinstance(value, float)
+                else rows[key] == plain_value(value)
             )
             rows = rows[same]
         return at_base(rows, [key for key in self.swept if key not in filters], self._base)
@@ -139,7 +141,7 @@ class Rows:
         for arm in self.arms(side, at):
             runs = rows[rows.arm == arm].drop_duplicates("run")
             diverged = runs.status == "diverged"
-            empty = ~diverged & runs[name].isna() if name in runs else ~diverged & False
+            empty = ~diverged & ~np.isfinite(runs[name]) if name in runs else ~diverged & False
             texts += [
                 f"{count} of {len(runs)} runs of {arm} {what}"
                 for count, what in ((diverged.sum(), "diverged"), (empty.sum(), f"end without {name}"))
@@ -188,7 +190,8 @@ class Rows:
         rows = self._table.iloc[np.concatenate([self._indices_of_run[run] for run in runs.run])]
         rows = rows.drop_duplicates(["run", "step"])  # a run has rows at every point that asks for it
         # A seed that ends without a number is left out: else `dropna` below would end all seeds at its last number.
-        finished = rows.sort_values("step").drop_duplicates("seed", keep="last").dropna(subset=name).seed
+        last = rows.sort_values("step").drop_duplicates("seed", keep="last")
+        finished = last.seed[np.isfinite(last[name])]
         history = rows[rows.seed.isin(finished)].pivot(index="step", columns="seed", values=name).dropna()
         return history if history.size else pd.DataFrame()
 
@@ -202,7 +205,9 @@ def at_edge(rows: pd.DataFrame, config: ConfigDict) -> pd.Series:
     """Marks the runs whose tuned rates are at the edge of the grid; none if the grid has one value."""
     tuned = rows.rates == "tuned" if "rates" in rows else pd.Series(config.rates == "tuned", rows.index)
     edge = pd.Series(False, rows.index)
-    rate = rows.get("router.learning_rate", config.router.learning_rate)
+    key = "router.learning_rate"
+    rates = {arm: rate for arm in rows.arm.unique() if arm in ARMS and (rate := changes_of(arm, config).get(key))}
+    rate = rows.arm.map(rates).fillna(rows.get(key, config.router.learning_rate))
     grids = (
         ("train/rate_scale", config.tune.multipliers, 1.0),
         ("train/router_rate", config.tune.router_multipliers, rate),

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from ml_collections import ConfigDict
 
-from routed.analysis import digits, verdicts
+from routed.analysis import changed, digits, verdicts
 from routed.analysis.claims import Claim
 from routed.analysis.paired_values import ANY_FAIR
 from routed.analysis.plots.frame import Data
@@ -34,8 +34,11 @@ def add(
     config: ConfigDict,
     swept: list[str],
     figure_keys: Collection[str],
+    changes: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Returns the verdicts with `points`: each claim judged again at every point at which it is tried.
+
+    With `changes` of a figure's settings, lines of a paper's claims are the user's, as the claims are.
 
     A line is {point, ours, interval, n, verdict, text, reason}. A point without runs has no line, and a claim with a
     single line no list. The claims that are tried at one point are one family, whose p values are adjusted together. Of
@@ -56,7 +59,8 @@ def add(
                 continue
             point = dict(zip(keys, map(as_python, values), strict=True))
             moved = tuple(claims[i].replace(at={**claims[i].setup.at, **point}, over=()) for i in members)
-            for index, record in zip(members, verdicts.judge(moved, rows, config, swept), strict=True):
+            for index, judged_there in zip(members, verdicts.judge(moved, rows, config, swept), strict=True):
+                record = changed.filed(judged_there, changes)
                 if record["n"]:
                     lines[index].append({"point": point} | {name: record[name] for name in KEPT})
     return [

@@ -96,7 +96,7 @@ def p_value(differences) -> float:
 
 def _equal(values: np.ndarray) -> bool:
     """True if the values are equal up to rounding: a t test on such values divides by noise."""
-    return bool(np.ptp(values) <= 1e-9 * np.abs(values).max())
+    return bool(np.isfinite(values).all() and np.ptp(values) <= 1e-9 * np.abs(values).max())
 
 
 def intersection_union_p(below: ArrayLike, above: ArrayLike) -> float:

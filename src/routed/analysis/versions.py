@@ -13,5 +13,9 @@ CHANGES = {
     5: "what a user sets is the user's claim also where a figure sets nothing; runs without a value of the metric are"
     " lost runs; exact tests for rates that differ; predictions need two seeds a point, are extrapolated, and have p"
     " values; no exponent from a level that a fortieth of the draws miss (28 November 2026)",
+    6: "a setting is compared with the figure's own points, not with points made from the user's settings; rules of"
+    " verdicts that a user changes make a claim the user's; competence on text is judged by the interval of the gain"
+    " on counts; infinite values are lost runs; edges of grids are those of an arm's own rate; ratios need positive"
+    " values (28 November 2026)",
 }
 RULES = max(CHANGES)

@@ -1,4 +1,7 @@
-"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`: runs one bench and writes its records."""
+"""`python -m routed.bench NAME --json FILE [--baseline=CMD]`: runs one bench and writes its records.
+
+Without a NAME it names all benches.
+"""
 
 from __future__ import annotations
 

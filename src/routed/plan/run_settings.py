@@ -18,6 +18,10 @@ DEVICES = 2**16
 MULTIPLIERS = Allowed(
     lambda v: 1 <= len(v) <= 100 and all(m > 0 for m in v), lambda: "must be at most 100 positive numbers"
 )
+#: An arm whose router does not learn is tuned at factor 1, and may take from the learned arm's tuning run at it.
+ROUTER_MULTIPLIERS = Allowed(
+    lambda v: MULTIPLIERS.holds(v) and 1 in v, lambda: f"{MULTIPLIERS.description()}, one of them 1"
+)
 _TUNED = When(lambda config: config.rates == "tuned", "rates=tuned")
 
 #: The condition under which each device has runs of its own.
@@ -53,7 +57,7 @@ PLAN = Component(
         "tune.router_multipliers": Setting(
             (1.0,),
             "candidates for a further factor on router.learning_rate, each tried with each of tune.multipliers",
-            MULTIPLIERS,
+            ROUTER_MULTIPLIERS,
             when=_TUNED,
             omit_default_from_identity=True,
         ),

@@ -36,7 +36,7 @@ def _trains(config: ConfigDict) -> bool:
     The config of a run has no node `router` if its model has no router, and no name in it if there is no choice.
     """
     router = getattr(config, "router", None)
-    if router is None or router.get("frozen"):
+    if router is None or router.get("frozen") or router.get("freeze_at") == 0:
         return False
     layers = layers_of(config) if router.get("layers") else None
     parts = [ROUTERS.get(kind.router.get("name")) for kind in ([config] if layers is None else layers.configs)]

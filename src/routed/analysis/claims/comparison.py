@@ -48,6 +48,9 @@ class Comparison(TwoSides):
 
     def judge(self, rows: Rows) -> dict[str, Any]:
         """Returns the rule's answer, unless more steps could turn it."""
+        if self.setup.unit == "ratio" and (arm := self._below_zero(rows)):
+            reason = f"values of {arm} are below 0, and have no ratio: unit='difference' compares them"
+            return {"verdict": "not judged", "reason": reason, "text": "no ratio"}
         differences = self._differences(rows)
         if differences is None:
             return {}
@@ -110,6 +113,15 @@ class Comparison(TwoSides):
             arm: ends(history, rows.config.gate.horizon, logs) for arm, history in histories.items() if len(history)
         }
 
+    def _below_zero(self, rows: Rows) -> str | None:
+        """Names an arm whose metric ends below 0 in a run, or returns None."""
+        for side in self.sides():
+            for arm in rows.arms(side, self.setup.at):
+                history = rows.history(side, self.setup.at, self.setup.metric, arm)
+                if len(history) and (history.iloc[-1] < 0).any():
+                    return arm
+        return None
+
     def _mean_text(self, values: Any, seeds: pd.Index) -> str:
         """Returns the mean of a side over the seeds of both sides, geometric for ratios, or its constant."""
         mean = float(values if isinstance(values, float) else values["now"][seeds].mean())
@@ -166,7 +178,9 @@ class Order(Comparison):
             record = Comparison.judge(moved, rows)
             if record.get("n", 0) > 1:
                 counted.add(runs)
-                supported += weakened(moved, rows, {"p": None} | record)["verdict"] == "supported"
+                judged = weakened(moved, rows, {"p": None} | record)
+                sure = judged["p"] is None or judged["p"] < self.setup.alpha
+                supported += sure and judged["verdict"] in ("supported", "exact")
         return {"held": supported, "tried": len(counted)} if len(counted) > 1 else None
 
     def _runs_at(self, point: Point, rows: Rows) -> frozenset[str | int]:

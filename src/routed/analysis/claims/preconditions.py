@@ -35,13 +35,20 @@ def obstacle(reads: Iterable[tuple[Side, Point]], at: Point, needs: Iterable[Pre
 
 
 def _behind_counts(reads: Iterable[tuple[Side, Point]], rows: Rows) -> str | None:
-    """Names an arm that predicts text no better than counts do, or returns None."""
+    """Names an arm that is not known to predict text better than counts do, by the interval of its gain, or None."""
     for side, at in reads:
         for arm in rows.arms(side, at):
             runs = rows.runs(side, at, arm)
             for column, (loss, phrase) in COUNT_MODELS.items():
-                if column in runs and (ours := runs[loss].mean()) >= (theirs := runs[column].mean()):
-                    return f"not competent: {arm} has {ours:.3g} {phrase} {theirs:.3g}"
+                if column not in runs:
+                    continue
+                gain = statistics.estimate((runs[column] - runs[loss]).dropna())
+                if not gain.n:
+                    return f"not known to be competent: {arm} has no {column}"
+                if not gain.low > 0:
+                    ours, theirs = runs[loss].mean(), runs[column].mean()
+                    beside = "" if ours >= theirs else f", which is not told apart: {digits.with_interval(gain[:3])}"
+                    return f"not competent: {arm} has {ours:.3g} {phrase} {theirs:.3g}{beside}"
     return None
 
 

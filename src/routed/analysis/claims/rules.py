@@ -47,11 +47,16 @@ def absent(claim: Claim, rows: Rows) -> str:
 
 def displayed(unit: str) -> Callable[[float], float]:
     """Returns the function from a mean difference to the number that is shown: ratios are compared in logarithms."""
-    return math.exp if unit == "ratio" else float
+    return _exp if unit == "ratio" else float
+
+
+def _exp(value: float) -> float:
+    """Returns e^value, infinity where that is larger than any number: math.exp raises an error there."""
+    return math.exp(value) if value < 700 else math.inf
 
 
 def effect_text(unit: str, interval: statistics.Estimate) -> str:
     """Returns an effect and its interval as text."""
     if unit == "ratio":
-        return f"ratio {digits.with_interval(map(math.exp, interval[:3]))}"
+        return f"ratio {digits.with_interval(map(_exp, interval[:3]))}"
     return f"difference {digits.with_interval(interval[:3], sign='+')}"
