@@ -150,6 +150,7 @@ def _encoded(name: str, texts: list[str], table: str) -> bytes:
 
     Texts of similar length share a block, as encoders pad a block to its longest text.
     """
+    log.info("encoding %s sentences of %s by %s, once: kept beside the table", f"{len(texts):,}", table, name)
     blocks, order = [], sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
     for start in tqdm(
         range(0, len(texts), BLOCK), f"encoding {table} by {name}", unit="block", leave=False, disable=None
