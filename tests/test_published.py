@@ -120,8 +120,8 @@ FINDINGS = {
     "[13.2, 15.1]": ("gmm_router", "dikkala.fig3a.frozen", float),
     "[52, 56]": ("gmm_router", "sharpness", lambda share: 100 * share),
     "[.48, .60]": ("gmm_router", "routed.gmm.fair", float),
-    "[1.13, 2.26]": ("sequence_router", "routed.sequence.fair", float),
-    "[1.03, 1.12]": ("dictionary_router", "routed.dictionary.fair", float),
+    "[1.14, 2.27]": ("sequence_router", "routed.sequence.fair", float),
+    "[1.02, 1.11]": ("dictionary_router", "routed.dictionary.fair", float),
     "[.009, .017]": ("token_router", "routed.tokens.frozen", float),
     "[.025, .033]": ("token_router", "routed.tokens.hash-token", abs),  # behind
     "[3.3, 6.8]": ("geometry", "routed.geometry.learned-wins-high", float),
