@@ -117,6 +117,8 @@ def test_a_page_begins_with_its_first_judged_claims_and_open_ones_come_last():
         "A beats b (ratio 2 [1.5, 2.5], n = 5); the opposite of: a beats b (ratio 0.5 [0.4, 0.6], n = 5); open: a beats"
         " b (ratio 2 [1.5, 2.5], n = 5). Of 4 claims: 1 opposite, 1 supported, 1 inconclusive, 1 not judged."
     )
+    last = claim("supported", text="R^2 0.9 [0.8, 1.0] over 30 points; without the largest gaps 0.4")
+    assert "(R^2 0.9 [0.8, 1.0] over 30 points, n = 5)" in answer.in_short([last])
 
 
 def test_nothing_is_answered_by_a_smoke_run():

@@ -97,9 +97,15 @@ def in_short(claims: Sequence[Mapping[str, Any]]) -> str:
     """
     judged = [claim for claim in claims if claim["verdict"] in IN_SHORT]
     first = sorted(judged, key=lambda claim: IN_SHORT[claim["verdict"]] == "open: ")[:3]
-    parts = [f"{IN_SHORT[c['verdict']]}{c['statement']} ({c['text'].rpartition('; ')[2]}, n = {c['n']})" for c in first]
+    parts = [f"{IN_SHORT[c['verdict']]}{c['statement']} ({_effect(c['text'])}, n = {c['n']})" for c in first]
     sentence = "; ".join(parts).replace("+-", "±")
     return f"{sentence[0].upper()}{sentence[1:]}. {summary(claims)}" if sentence else summary(claims)
+
+
+def _effect(text: str) -> str:
+    """Returns the first part of a claim's text that has an interval, or the last part."""
+    parts = text.split("; ")
+    return next((part for part in parts if "[" in part), parts[-1])
 
 
 def answer(claims: Sequence[Mapping[str, Any]]) -> list[Sentence]:
