@@ -210,6 +210,14 @@ def test_dead_experts_are_marked_in_the_map():
     assert {int(columns[int(x)]) for x in last} == {2, 3}
 
 
+def test_a_cell_has_the_colour_of_its_scheme():
+    """Vega's own way from white to orange goes through green, which a reader takes for a value above 0."""
+    scheme = pictures.Scheme("redblue", (-4.0, 4.0))
+    spec = {"data": {"values": [{"v": -0.6}]}, "mark": "rect", "encoding": {"color": scheme.channel("v")}}
+    red, green, blue, _ = scheme.colours(np.array(-0.6)).tolist()
+    assert f'fill="rgb({red}, {green}, {blue})"' in vl_convert.vegalite_to_svg(json.dumps(spec))
+
+
 def test_a_picture_is_its_matrix():
     """Two cells: the ends of the scale, and nothing where a value is missing."""
     scheme = pictures.Scheme("blues", (1, 100), log=True)

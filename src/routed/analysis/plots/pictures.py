@@ -57,8 +57,8 @@ class Scheme(NamedTuple):
         codes = [f"#{code}" for code in SCHEMES[self.name].split()]
         low, high = (float(end) for end in self.domain)
         steps = (np.geomspace if self.log else np.linspace)(low, high, len(codes))
-        scale: dict[str, Any] = {"type": "log" if self.log else "linear", "range": codes, "clamp": True, "nice": False}
-        scale |= {"domain": [float(f"{step:.6g}") for step in steps]}
+        scale: dict[str, Any] = {"type": "log" if self.log else "linear", "range": codes, "interpolate": "rgb"}
+        scale |= {"clamp": True, "nice": False, "domain": [float(f"{step:.6g}") for step in steps]}
         legend: dict[str, Any] = {"title": self.title.split("\n"), "gradientLength": 150, "format": ".2~g"}
         legend |= {"orient": "bottom", "direction": "horizontal"} if self.below else {}
         if self.ticks:
