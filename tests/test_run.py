@@ -175,9 +175,10 @@ def test_rates_of_routers_and_experts_are_tuned_apart(small, tmp_path):
     np.testing.assert_array_equal(learned["test/loss"], plain["test/loss"])
     np.testing.assert_allclose(learned["train/router_rate"], small.router.learning_rate)
     assert tuned[tuned.arm == "frozen"]["train/router_rate"].isna().all()
-    assert at_edge(tuned.groupby("arm").last(), config).to_dict() == {"frozen": True, "learned": True}
+    last = tuned.drop_duplicates("arm", keep="last")
+    assert set(last.arm) == {"frozen", "learned"} and at_edge(last, config).all()
     wider = override(config, {"tune.multipliers": (1e-6, 1.0, 3.0), "tune.router_multipliers": (1e-6, 1.0, 3.0)})
-    assert not at_edge(tuned.groupby("arm").last(), wider).any()
+    assert not at_edge(last, wider).any()
 
 
 def test_streams_are_independent_and_can_be_held(small):
