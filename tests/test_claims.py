@@ -434,7 +434,7 @@ def test_a_number_that_chance_has_too_is_underpowered():
     assert found["verdict"] == "inconclusive" and "also holds 0.5, what an untrained network has" in found["reason"]
     # .1 is outside, but an interval of .92 is wider than half of .77, and four runs are too few.
     few = verdict(claim.replace(uninformed=0.1), rows)
-    assert few["verdict"] == "inconclusive" and "fewer than 8 runs" in few["reason"]
+    assert few["verdict"] == "inconclusive" and "4 runs, and an interval wider" in few["reason"]
 
 
 def test_a_number_is_reproduced_by_eight_runs_or_a_narrow_interval():
@@ -444,6 +444,10 @@ def test_a_number_is_reproduced_by_eight_runs_or_a_narrow_interval():
     assert close["verdict"] == "inconclusive" and "1.03, another value of the paper" in close["reason"]
     eight = table({"learned": [0.1 + 0.01 * seed for seed in range(8)]})
     assert verdict(number(1.0235).replace(rivals=(1.04,)), eight)["verdict"] == "reproduced"
+    wide = table({"learned": [0.08, 0.1, 0.12]})  # .1 +- 4.303 x .02 x sqrt(4 / 3) = [.0006, .199], against .01 and 1
+    loss = number(0.01).replace(uninformed=1.0, metric="test/loss")
+    assert verdict(loss, wide)["verdict"] == "inconclusive"  # .199 / .0006 is more than the root of 1 / .01
+    assert verdict(loss.replace(unit="difference"), wide)["verdict"] == "reproduced"
     both = verdict(number(1.0215).replace(rivals=(1.0225,)), table())
     assert "also holds 1.02, another value of the paper" in both["reason"]
 

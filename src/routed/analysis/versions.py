@@ -17,5 +17,6 @@ CHANGES = {
     " verdicts that a user changes make a claim the user's; competence on text is judged by the interval of the gain"
     " on counts; infinite values are lost runs; edges of grids are those of an arm's own rate; ratios need positive"
     " values (28 November 2026)",
+    7: "a number of fewer than eight runs needs an interval that is narrow in logarithms, too (28 November 2026)",
 }
 RULES = max(CHANGES)

@@ -15,8 +15,6 @@ from routed.analysis.paired_values import Rows, ends
 
 #: Comparability -> reason why a number of the paper is only shown beside ours.
 UNLIKE = {"scaled": "ours is scaled down", "stand_in": "ours is of other data"}
-
-
 #: Runs from which on "reproduced" needs no narrow interval.
 RUNS = 8
 
@@ -121,10 +119,12 @@ class Number(OneSide):
         if not rivals:
             return "underpowered: nothing is known that the metric has by chance"
         distance, (rival, source) = min((abs(paper - rival), (rival, source)) for rival, source in rivals)
-        if interval.n >= RUNS or interval.high - interval.low <= distance / 2:
+        narrow = interval.high - interval.low <= distance / 2
+        if self.setup.unit == "ratio" and min(paper, rival) > 0:  # [.0004, .29] is narrow beside 1, not beside .01
+            narrow &= interval.low > 0 and interval.high / interval.low <= max(paper / rival, rival / paper) ** 0.5
+        if interval.n >= RUNS or narrow:
             return None
-        far = f"half the distance to {rival:.3g}, {source}"
-        return f"underpowered: fewer than {RUNS} runs, and an interval wider than {far}"
+        return f"underpowered: {interval.n} runs, and an interval wider than half the distance to {rival:.3g}, {source}"
 
 
 @dataclasses.dataclass(frozen=True)
