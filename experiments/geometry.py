@@ -23,7 +23,7 @@ Rules. The sign of log(k-means / learned), top-1 test loss paired by seed, chang
 between. Where: the first s at which the mean comes above 0, by lines between the shares, with a 95 % bootstrap
 interval over seeds. If k-means does not win at s = 0, or learned not at .7, that is the answer.
 
-overlap: separation 1 and .5 for the high share, the same rules otherwise; written after `map` had run, before its own
+overlap: at separation 1, with .5 as the high share and else the same rules; written after `map` had run, before its own
 seeds 100 to 119 ran; then, as the end at s = 0 stayed open, once more with 60 seeds, 2000 to 2059
 (`--config.seed=2000 --config.seeds=60`). There is no fourth try. History of the rates and of these rules:
 docs/decisions/ours.md.

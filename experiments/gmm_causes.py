@@ -21,7 +21,7 @@ gmm_router.
               so even norms show only that few experts died.
   spurious    constant experts and fresh samples in place of depth-3 experts and 8,192 samples. The cause is the model
               if .84 and .9 (with one of the decays .01 and .1) lie in the prediction intervals at one number of steps.
-              .01 stays open unless it does too.
+              Unless .01 does too, it stays open.
   dense       the cause is the number of steps if learned is below the dense net at the fewest and above it at the
               most. Rates: .3, 1, 3 and 10 times the paper's for each arm and number of steps, on a seed that is never
               evaluated, as in gmm_router:fig3. Seeds 330 to 337 (docs/decisions/dikkala2023.md).

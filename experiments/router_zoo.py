@@ -32,7 +32,7 @@ trains few experts a token leaves more of them dead; balance helps where cluster
 
 Found (docs/results/ours.md). Every method that can learn beats itself frozen at initialisation, 1.4- to 16-fold. None
 that scores by products beats k-means of the inputs (.058): eight have three to five times the loss of k-means, expert
-choice (.055) and Sinkhorn (.065) are level with it. Plain top-2 leaves a third of its experts dead. The first
+choice (.055) and Sinkhorn (.065) are not told from it. Plain top-2 leaves a third of its experts dead. The first
 expectation was wrong: full-softmax weights (.18) beat renormalised weights (.24). One arm of 85, the sharpened MLP,
 chose the grid's edge.
 

@@ -1,7 +1,7 @@
 """How much of the published gap is sharpness, whatever the order in which its confounds are removed?
 
 Question. In gmm_router.py 54 % of log(frozen / learned) goes when the frozen gate is made as sharp as the learned
-gate, 12 % more when its rows are training examples, and the rest is learning. Another order, or soft evaluation of
+gate, 14 % more when its rows are training examples, and the rest is learning. Another order, or soft evaluation of
 both arms, may give other shares. Here every arm that an order needs runs, and shares are averaged over all orders
 (Shapley values; routed.analysis.shapley).
 
@@ -18,9 +18,9 @@ Setting: that of gmm_router's headline and fig2a at one size, tests and steps as
 and 1210 to 1219 (constant), never used before. The only claim is the published claim, that there is a gap; shares are
 shown with bootstrap intervals over seeds (2,000 draws, percentiles).
 
-Found. Depth-3: at top-1 sharpness has 75 % [73, 77] of the gap averaged over both orders (54 % if it goes first), rows
-from data -5 % [-7, -4], learning 30 % [27, 32]. 67 % [61, 70] are gone if both arms are evaluated soft; of the rest
-learning then has 98 % [87, 109]: a sharper frozen gate only costs there. Constant experts: sharpness 38 % [35, 40],
+Found. Depth-3: at top-1 sharpness has 75 % [70, 78] of the gap averaged over both orders (54 % if it goes first), rows
+from data -5 %, learning 31 % [27, 34]. 67 % [60, 70] are gone if both arms are evaluated soft; of the rest learning
+then has 98 % [88, 108]: a sharper frozen gate only costs there. Constant experts: sharpness 38 % [35, 40],
 rows 4 % [3, 5], learning 59 % [56, 61]; 29 % [27, 32] gone if evaluated soft, of which learning then has 92 %
 [90, 94].
 

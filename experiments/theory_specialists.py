@@ -27,8 +27,8 @@ Rules where the paper is silent, set on seeds from 5000 on.
   verdict     frozen rows: success differs by less than .05 (two one-sided tests) from the share of runs whose rows hit
               every cluster, paired by seed, at separations 2 and 4, and by less than .1 from the coupon collector's
               probability at separation 4; at 1 it falls short. Learned: it finds clusters without a row of their own,
-              so it succeeds more often than predicted (2 experts a cluster). Of 100 seeds, and within .05 of that
-              probability, none of these 36 tests of equality could have held, as Holm's correction is for 51.
+              so it succeeds more often than predicted (2 experts a cluster). With 100 seeds and a margin of .05 none of
+              these 36 equality tests could pass after Holm's correction for 51.
   horizon     1: no verdict asks about longer training; success is counted over all runs, and a run that missed a
               cluster keeps that cluster's loss.
 

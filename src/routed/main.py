@@ -65,8 +65,8 @@ LIST = flags.DEFINE_enum(
     "list",
     None,
     ("figures", "settings"),
-    "Print the experiments, or with --config the figures of one with their scales, arms and points; with =settings"
-    " every setting that they read. Stop then.",
+    "Prints the experiments, or the figures, scales, arms and points of one experiment (--config); =settings: every"
+    " setting that it reads. Runs nothing.",
 )
 SHARD = flags.DEFINE_string(
     "shard",

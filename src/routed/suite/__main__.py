@@ -1,6 +1,6 @@
 """Makes a score card for a router: its abilities and limits, beside its frozen self and reference routers.
 
-    routed suite my_router.py:DistanceRouter        (or python -m routed.suite ...; --quick first)
+    routed suite my_router.py:shortened             (or python -m routed.suite ...; --quick first)
     routed suite linear
     routed suite --reference[=NAME,...]
 
@@ -28,7 +28,7 @@ from routed.contracts import UserError
 from routed.system import commands, files
 
 QUICK = flags.DEFINE_bool(
-    "quick", False, "Half of the probes, fewer seeds and steps, no tuning: a first look in minutes. Not comparable."
+    "quick", False, "Half of the probes, fewer seeds and steps, no tuning: a first look in a minute. Not comparable."
 )
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where everything is written; default runs/suite-ROUTER.", allow_override=True
