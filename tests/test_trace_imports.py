@@ -285,6 +285,8 @@ def test_no_file_ends_in_a_traceback(tmp_path, name, content):
         (["import", "olmoe", "x", "--out=y"], "--experts is missing: files of olmoe do not say it"),
         (["import", "npz", "x", "--out=y", "--k=2"], "--k=2: files of npz say it themselves"),
         (["import", "npz", "x", "--out=y", "--length=2"], "--length has no effect with import"),
+        (["report", "x", "--k=7"], "--k has no effect with report"),
+        (["export", "x", "--out=y", "--vocabulary=bytes"], "--vocabulary has no effect with export"),
         (["export", "x"], "usage: routed trace report"),
     ],
 )

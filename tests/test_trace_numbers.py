@@ -131,6 +131,32 @@ def test_pairs_of_independent_experts_by_hand():
     np.testing.assert_allclose(information.independent_pairs(loads).sum(0), loads, atol=1e-6)
 
 
+def test_choices_as_gates_of_all_experts_have_the_same_numbers(tmp_path):
+    """Two of 5 experts in columns of ReLU gates (-1: not chosen), and in two columns."""
+    gates = np.where((np.arange(EXPERTS) == CHOSEN[..., None]).any(2), np.arange(EXPERTS), -1)
+    given = {name: of for name, of in GIVEN.items() if name != "k"} | {"num_experts": EXPERTS}
+    by_gate, by_choice = (
+        routed.analyse(experts=experts, out=tmp_path / name, **given)["numbers"]
+        for name, experts in (("gates", gates), ("choices", CHOSEN))
+    )
+    both = by_gate.merge(by_choice, on=["layer", "number"], suffixes=("", "_of_choice"))
+    assert set(by_choice.number) - set(both.number) == {"next", "alike"}  # gates of a token have no first expert
+    for column in ("value", "chance", "hash"):
+        np.testing.assert_allclose(both[column], both[f"{column}_of_choice"])
+
+
+def test_pairs_of_the_layers_that_have_some(tmp_path):
+    """One expert a token in layer a, none used with another in b; 2i and 2i + 1 always together in c."""
+    first = RNG.integers(0, 4, TOKENS)
+    alone, together = np.stack([first, np.full(TOKENS, -1)], 1), np.stack([first, first ^ 1], 1)
+    layers = {"a": alone, "b": alone, "c": together}
+    given = {"num_experts": 4, "sequence": SEQUENCE, "layers": [*layers]}
+    result = routed.analyse(experts=np.stack([*layers.values()]), out=tmp_path, **given)
+    (said,) = (text for text in result["findings"] if text.startswith("Experts of one token"))
+    assert "most in layer c" in said and "Layers a and b are not told" in said
+    assert ">layer c<" in (tmp_path / "report.html").read_text()
+
+
 def test_shuffles_keep_the_unit_of_a_label():
     """A label of sequences stays one of sequences, with the lengths it falls on; tokens' labels stay in theirs."""
     rows = np.repeat(np.arange(40), 25)
@@ -167,7 +193,7 @@ def test_drops_have_an_interval_where_queues_are_many(queues, enough):
     sums = {"tokens": np.full(20, 2048), "queued": queued}
     sums |= {f"dropped_{factor:g}": queued * np.linspace(0, 0.5, 20) for factor in counts.FACTORS}
     analysed = counts.Counts(np.full((20, 2), 1024), None, {}, {}, sums, {})
-    result = numbers.numbers(analysed, 1, numbers.bootstrap_weights(20))
+    result = numbers.numbers(analysed, numbers.bootstrap_weights(20))
     # shares 0, .5 / 19, ..., (queues - 1) / 38 of equal queues: their mean is (queues - 1) / 2 / 38
     assert result["dropped_1.25"].value == pytest.approx((queues - 1) / 76)
     assert (result["dropped_1.25"].low < result["dropped_1.25"].high) == enough
@@ -266,6 +292,6 @@ def test_the_columns_of_the_format_are_what_the_documentation_says(analysed):
 @pytest.mark.parametrize("size", [7, 100, 4096])
 def test_capacity_is_the_layers_own(factor, k, size):
     for experts in (4, 10):
-        assert counts.capacity(factor, k, size, experts) == capacity(
+        assert counts.capacity(factor, k * size, size, experts) == capacity(
             SelectionRule(k=k, capacity_factor=factor), size, experts
         )

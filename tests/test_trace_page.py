@@ -236,7 +236,10 @@ def test_words_come_from_vocabularies_of_many_kinds(tmp_path):
     (tmp_path / "list.json").write_text('["a", "b", "c"]', "utf-8")
     (tmp_path / "vocab.json").write_text('{"c": 2, "a": 0, "b": 1}', "utf-8")
     files = [tmp_path / name for name in ("vocabulary.txt", "list.json", "vocab.json")]
-    for source in (["a", "b", "c"], {0: "a", 1: "b", 2: "c"}, *files, *map(str, files)):
+    (tmp_path / "by_id.json").write_text('{"2": "c", "0": "a", "1": "b"}', "utf-8")
+    files.append(tmp_path / "by_id.json")
+    dicts = ({0: "a", 1: "b", 2: "c"}, {"c": 2, "a": 0, "b": 1})
+    for source in (["a", "b", "c"], *dicts, *files, *map(str, files)):
         found = words.words_of(source, [2, 0, 9])
         assert (found[2], found[0]) == ("c", "a") and 9 not in found
     assert words.words_of("bytes", [65, 200]) == {65: "A", 200: "\\xc8"}
@@ -245,7 +248,8 @@ def test_words_come_from_vocabularies_of_many_kinds(tmp_path):
     for source, message in (
         (tmp_path / "broken.json", "broken.json"),
         (3, "int is no vocabulary"),
-        ({0: 5}, "id 0 has"),
+        ([5], "id 0 has"),
+        ({7: "a"}, "it has none of the trace's token ids, such as 0"),
     ):
         with pytest.raises(UserError, match=message) as error:
             words.words_of(source, [0])

@@ -35,6 +35,11 @@ def test_tried_experts_get_the_scores_of_the_chosen_ones(experts, data):
     assert (np.delete(alone[0, 0], tried[0, 0]) == regret.DROPPED).all()
 
 
+def test_a_token_that_has_all_experts_has_no_regret():
+    with pytest.raises(UserError, match="every token has all 4 experts"):
+        regret.regret_of(None, {}, "0", site_of(4, 4), [], {}, regret.RegretSettings(8, 1, 0))
+
+
 def test_tries_are_all_sets_or_exchanges_of_one_expert():
     chosen, ids = np.array([[2], [0]]), np.array([0, 1])
     one = regret.tries_of(chosen, ids, site_of(5, 1), RNG, 0)

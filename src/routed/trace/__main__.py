@@ -76,8 +76,16 @@ VOCABULARY = flags.DEFINE_string(
     "vocabulary", "", "report: words of the token ids: a tokenizer's folder or name, a .model, .json or .txt, or bytes."
 )
 USAGE = "usage: " + "; ".join(line.strip() for line in __doc__.splitlines() if line.startswith("    routed"))
-#: Flags that only capture and surgery read.
-OF_MODELS = (TEXT, TOKENS, LENGTH, BATCH, ROUTERS, SCORES, REPAIR_TEXT, REPLACE, REPAIR, RATE, DRAWS, SEED, FROM)
+_TEXT = ("out", "model", "text", "tokens", "length", "batch_size", "routers", "k")
+_REPLACED = ("other_text", "replace", "repair_steps", "regret", "repair_rate", "draws", "seed", "router_from")
+#: Command -> the flags that it reads.
+READS = {
+    "report": ("out", "vocabulary"),
+    "capture": (*_TEXT, "scores"),
+    "surgery": (*_TEXT, *_REPLACED),
+    "import": ("out", "model", "k", "experts"),
+    "export": ("out",),
+}
 
 
 def main(argv: list[str]) -> None:
@@ -88,6 +96,11 @@ def main(argv: list[str]) -> None:
 
 
 def _run(command: str, rest: list[str]) -> None:
+    if command not in READS:
+        raise UserError(USAGE)
+    for name in {name for known in READS.values() for name in known}.difference(READS[command]):
+        if flags.FLAGS[name].present:
+            raise UserError(f"--{name} has no effect with {command}: leave it out")
     if command == "report" and rest:
         from routed.trace.report import report  # here, since --help does not need it
 
@@ -128,9 +141,6 @@ def _import(name: str, path: str) -> None:
             given[argument] = flag.value
         elif argument in parameters and parameters[argument].default is inspect.Parameter.empty:
             raise UserError(f"--{flag.name} is missing: files of {name} do not say it")
-    for of_model in OF_MODELS:
-        if flags.FLAGS[of_model.name].present:
-            raise UserError(f"--{of_model.name} has no effect with import: leave it out")
     arguments = FORMATS[name](path, **given) | ({"model": MODEL.value} if MODEL.value else {})
     with files.locked(files.folder(OUT.value), "out"):
         trace = write(OUT.value, **arguments)

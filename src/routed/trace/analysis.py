@@ -57,13 +57,13 @@ def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
     tokens = tokens_of(trace, seed)
     weights = numbers.bootstrap_weights(tokens.groups, seed) if trace.has_sequences else None
     conditional = labels_within_ids(tokens, list(trace.labels), seed)
-    hashed = _hash_numbers(tokens, trace, conditional, weights)
     rows: list[dict[str, Any]] = []
     maps: dict[str, list[np.ndarray]] = {name: [] for name in trace.labels}
-    loads, pairs, limits = [], [], dict[tuple[str, str], float]()
+    loads, pairs, limits, mean_k = [], [], dict[tuple[str, str], float](), dict[str, int]()
     for name, counted in zip(trace.layers, _counted(trace, tokens, conditional), strict=True):
-        rows += numbers.as_rows(numbers.numbers(counted, trace.k, weights), name)
+        rows += numbers.as_rows(numbers.numbers(counted, weights), name)
         loads.append(counted.load.sum(0))
+        mean_k[name] = counts.mean_k(counted.load, trace.tokens)
         if counted.pairs is not None:
             pairs.append(counted.pairs.sum(0))
         for label in trace.labels:
@@ -73,8 +73,10 @@ def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
     if between is not None:
         for name, following, alike in zip(trace.layers, between.following, between.alike, strict=False):
             rows += numbers.as_rows({"next": following, "alike": alike}, name)
-    table = pd.DataFrame(rows)
-    table["hash"] = [hashed[name].value if name in hashed else np.nan for name in table.number]
+    table = pd.DataFrame(row for row in rows if row["number"] != "pairs" or np.any(pairs))
+    hashed = {k: _hash_numbers(tokens, trace, k, conditional, weights) for k in {*mean_k.values()}}
+    by_layer = zip(table.layer, table.number, strict=True)
+    table["hash"] = [hashed[mean_k[layer]].get(name, numbers.NONE).value for layer, name in by_layer]
     table["told"] = evidence.told(table, tokens.groups, limits)
     return Analysis(
         traces=tuple(traces),
@@ -110,20 +112,18 @@ def _counted(trace: Trace, tokens: Tokens, conditional: Conditional | None) -> I
             yield waiting.popleft().result()
 
 
-def _hash_numbers(tokens: Tokens, trace: Trace, conditional, weights) -> dict[str, numbers.Number]:
-    """Returns the numbers of an untrained table of token ids, balanced over their occurrences (Roller et al. 2021)."""
+def _hash_numbers(tokens: Tokens, trace: Trace, k: int, conditional, weights) -> dict[str, numbers.Number]:
+    """Returns the numbers of an untrained table: k experts for an id, balanced by occurrences (Roller et al. 2021)."""
     if "token" not in tokens.codes:
         return {}
     occurrences = np.bincount(tokens.codes["token"], minlength=tokens.counts["token"])
-    table, second_table = (
-        balanced_table(occurrences, trace.experts, trace.k, seed).astype(np.int16) for seed in (0, 1)
-    )
+    table, second_table = (balanced_table(occurrences, trace.experts, k, seed).astype(np.int16) for seed in (0, 1))
     counted = counts.count(counts.table_stream(tokens, table, trace.experts), tokens, conditional)
     joint = np.zeros((trace.experts, trace.experts))
     np.add.at(joint, (table[:, 0], second_table[:, 0]), occurrences)
     two_hashes = {"next": information.mutual(joint), "alike": similarity.matched(joint)[0]}
-    return numbers.numbers(counted, trace.k, weights) | {
-        name: numbers.Number(value, np.nan, np.nan, np.nan) for name, value in two_hashes.items()
+    return numbers.numbers(counted, weights) | {
+        name: numbers.NONE._replace(value=value) for name, value in two_hashes.items()
     }
 
 
@@ -152,7 +152,7 @@ def controls(trace: Trace, tokens: Tokens, seed: int = 0) -> pd.DataFrame:
 def _numbers(scores: np.ndarray, k: int, tokens: Tokens) -> dict[str, numbers.Number]:
     chosen, _ = top(scores, k)
     stream = counts.Stream(scores.shape[1], k, ("expert",), lambda *columns: iter([tuple(chosen for _ in columns)]))
-    every = numbers.numbers(counts.count(stream, tokens, None), k, None)
+    every = numbers.numbers(counts.count(stream, tokens, None), None)
     return {name: number for name, number in every.items() if name.partition(".")[0] in COMPARED or name in COMPARED}
 
 

@@ -91,9 +91,7 @@ def _shapes_of(given: Mapping[str, Arrays]) -> dict[str, tuple[int, ...]]:
             refuse(f"{name} has {shape[0]} layers and {shape[1]} tokens, {first} has {layers} and {tokens}")
     for name in ("weights", "kept"):
         if name in shapes and shapes[name] != (experts := shapes.get("experts", ())):
-            refuse(
-                f"{column} has shape {list(shapes[name])}: it must be the shape of experts, which is {list(experts)}"
-            )
+            refuse(f"{name} has shape {list(shapes[name])}: it must be the shape of experts, which is {list(experts)}")
     return shapes
 
 

@@ -7,9 +7,8 @@ the sequences.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -134,7 +133,7 @@ def count(stream: Stream, tokens: Tokens, conditional: Conditional | None) -> Co
         _count_scores(sums, stream, tokens)
     chance = {name: float(np.mean([information.mutual(table) for table in of])) for name, of in shuffled.items()}
     halves = {name: table.reshape(2, -1, experts) for name, table in tables.items()}
-    _count_information(sums, stream, tokens, halves)
+    _count_information(sums, stream, tokens, halves, mean_k(load, len(tokens.sequence)))
     within_ids = {}
     if conditional is not None and conditional_choices:
         within_ids = _conditional_information(np.concatenate(conditional_choices), conditional, tokens, experts)
@@ -161,15 +160,21 @@ def _count_drops(sums: Sums, group: np.ndarray, expert: np.ndarray, stream: Stre
     batches = len(expert) // size
     queues = information.joint(np.repeat(np.arange(batches), size), expert[: batches * size], batches, stream.experts)
     first = group[: batches * size : size]
+    queued = queues.sum(1)
     for factor in FACTORS:
-        over = np.maximum(queues - capacity(factor, stream.k, size, stream.experts), 0).sum(1)
+        over = np.maximum(queues - capacity(factor, queued, size, stream.experts)[:, None], 0).sum(1)
         sums.add(f"dropped_{factor:g}", first, over)
-    sums.add("queued", first, queues.sum(1))
+    sums.add("queued", first, queued)
 
 
-def capacity(factor: float, k: int, tokens: int, experts: int) -> int:
-    """Returns the slots of an expert's queue: ceil(factor k T / E), at most T: the layer's rule per_assignment."""
-    return min(max(math.ceil(round(factor * tokens / experts * k, 6)), 1), tokens)
+def capacity(factor: float, assignments: np.ndarray | int, tokens: int, experts: int) -> Any:
+    """Returns the slots of an expert's queue: ceil(factor assignments / E), from 1 to T: the layer's per_assignment."""
+    return np.clip(np.ceil(np.round(factor * np.asarray(assignments) / experts, 6)), 1, tokens).astype(int)
+
+
+def mean_k(load: np.ndarray, tokens: int) -> int:
+    """Returns the number of experts that a token has on average, rounded, at least 1, from assignments `load`."""
+    return max(1, round(load.sum() / tokens))
 
 
 def _count_column(sums: Sums, group: np.ndarray, expert: np.ndarray, name: str, column: np.ndarray) -> None:
@@ -212,14 +217,14 @@ def best(table: np.ndarray, k: int) -> np.ndarray:
     return named
 
 
-def _count_information(sums: Sums, stream: Stream, tokens: Tokens, halves: dict[str, np.ndarray]) -> None:
+def _count_information(sums: Sums, stream: Stream, tokens: Tokens, halves: dict[str, np.ndarray], k: int) -> None:
     """Adds `mi_NAME` and `table_NAME` of each code, and `table` of the k most loaded experts of the other half."""
     if not halves:
         return
     terms = {name: information.pointwise(table.sum(0)) for name, table in halves.items()}
-    named = {name: np.stack([best(half, stream.k) for half in table]) for name, table in halves.items()}
+    named = {name: np.stack([best(half, k) for half in table]) for name, table in halves.items()}
     loads = next(iter(halves.values())).sum(1)
-    most_loaded = np.stack([best(load[None], stream.k)[0] for load in loads])
+    most_loaded = np.stack([best(load[None], k)[0] for load in loads])
     # A few tokens at a time: what is computed for them stays in the processor's cache.
     blocks = (
         block for (expert,) in stream.read("expert") for block in np.split(expert, range(BLOCK, len(expert), BLOCK))

@@ -178,7 +178,8 @@ def _expert_pairs(analysis: Analysis) -> Iterator[Drawn]:
     rows = analysis.table[analysis.table.number == "pairs"]
     if analysis.pairs is None or not len(rows) or analysis.trace.experts < 3:
         return
-    layer = int((rows.value - rows.chance).to_numpy().argmax())
+    beyond = (rows.value - rows.chance).to_numpy()
+    layer = int(np.where(analysis.pairs.any((1, 2)), beyond, -np.inf).argmax())
     both = (analysis.pairs[layer] + analysis.pairs[layer].T).astype(float)
     used = np.flatnonzero(both.sum(0))
     most = used[np.argsort(-both.sum(0)[used], kind="stable")[:EXPERTS]]

@@ -31,6 +31,8 @@ class Number(NamedTuple):
     chance: float
 
 
+#: A number that a layer lacks.
+NONE = Number(np.nan, np.nan, np.nan, np.nan)
 #: Name -> label of a number; for labels and codes the part of the name before the first dot.
 NUMBERS = {
     "load_max": "largest load (1 = balanced)",
@@ -97,10 +99,10 @@ def _interval(value: float, draws: np.ndarray, chance: float) -> Number:
     return Number(value, float(low), float(high), chance)
 
 
-def numbers(counts: Counts, k: int, weights: np.ndarray | None) -> dict[str, Number]:
+def numbers(counts: Counts, weights: np.ndarray | None) -> dict[str, Number]:
     """Returns all numbers that the counts allow, by name."""
     sums, tokens, experts = counts.sums, int(counts.sums["tokens"].sum()), counts.load.shape[1]
-    chance = by_chance(tokens, k, experts)
+    chance = by_chance(tokens, int(counts.load.sum()), experts)
     results = _of_load(counts.load, weights, chance)
     if tokens < DEAD_TOKENS * experts:  # where an expert without tokens proves nothing
         del results["dead"]
@@ -115,12 +117,12 @@ def numbers(counts: Counts, k: int, weights: np.ndarray | None) -> dict[str, Num
         if name in sums:
             results[name] = ratio(sums[name], sums["tokens"], weights, uniform.get(name, np.nan))
     for name in counts.tables:
-        most_loaded = float(sums["table"].sum() / sums["assignments"].sum())
+        most_loaded = float(sums["table"].sum() / max(sums["assignments"].sum(), 1))
         results[f"table.{name}"] = ratio(sums[f"table_{name}"], sums["assignments"], weights, most_loaded)
         results[f"mi.{name}"] = ratio(sums[f"mi_{name}"], sums["assignments"], weights, counts.chance[name])
     for name, within_ids in counts.conditional.items():
         results[f"given.{name}"] = ratio(within_ids.terms, within_ids.assignments, weights, within_ids.chance)
-    if counts.pairs is not None and counts.pairs.any():
+    if counts.pairs is not None:
         results["pairs"] = dependence(counts.pairs, weights)
     return results
 
@@ -145,24 +147,28 @@ def _load_numbers(loads: np.ndarray) -> dict[str, Any]:
     }
 
 
-def by_chance(tokens: int, k: int, experts: int) -> dict[str, float]:
-    """Returns loads and drops of tokens that choose k experts at random: multinomial counts, means of draws."""
+def by_chance(tokens: int, assignments: int, experts: int) -> dict[str, float]:
+    """Returns loads and drops of as many random choices of tokens: multinomial counts, means of draws."""
     random, fair = np.random.default_rng(0), np.full(experts, 1 / experts)
-    loads = random.multinomial(tokens * k, fair, CHANCE_DRAWS)
+    loads = random.multinomial(assignments, fair, CHANCE_DRAWS)
     means = {name: float(np.mean(draws)) for name, draws in _load_numbers(loads).items()}
     size = min(BATCH, tokens)
-    queues = random.multinomial(size * k, fair, CHANCE_DRAWS * 10)
+    queued = round(size * assignments / tokens)
+    queues = random.multinomial(queued, fair, CHANCE_DRAWS * 10)
     for factor in FACTORS:
-        over = np.maximum(queues - capacity(factor, k, size, experts), 0).sum(1)
-        means[f"dropped_{factor:g}"] = float(over.mean() / (size * k))
+        over = np.maximum(queues - capacity(factor, queued, size, experts), 0).sum(1)
+        means[f"dropped_{factor:g}"] = float(over.mean() / max(queued, 1))
     return means
 
 
 def dependence(pairs: np.ndarray, weights: np.ndarray | None) -> Number:
     """Returns the KL divergence, in nats, of a token's pairs of experts from independent pairs with the same loads.
 
-    Chance is the same for as many pairs drawn from the independent ones.
+    Chance is the same for as many pairs drawn from the independent ones. All are 0 where no token has two experts.
     """
+    if not pairs.any():
+        end = 0.0 if weights is not None else np.nan
+        return Number(0.0, end, end, 0.0)
     symmetric = pairs + pairs.swapaxes(-1, -2)
     total_pairs = symmetric.sum(0)
     independent = information.independent_pairs(np.maximum(total_pairs.sum(0), 1e-9))

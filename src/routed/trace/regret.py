@@ -74,8 +74,10 @@ def regret_of(
     those of `Tries`, and `deviation` is the mean difference between losses with a cache and in a whole pass.
 
     Raises:
-      UserError: the model has no cache, or other losses with the cache.
+      UserError: the model has no cache, other losses with the cache, or no expert that a token does not have.
     """
+    if site.k == site.experts:
+        raise UserError(f"every token has all {site.experts} experts: there is no other choice")
     parts: list[dict[str, np.ndarray]] = []
     random = np.random.default_rng(settings.seed)
     for number, (some, position) in enumerate(batches_of(rows, settings)):

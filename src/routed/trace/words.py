@@ -22,8 +22,8 @@ from routed.trace.model_inputs import BYTES
 LONGEST = 64
 #: What `vocabulary` may be.
 KINDS = (
-    "give a list of words by id, a dict id -> word, a tokenizer of transformers, its folder, a SentencePiece .model, "
-    "a .json or .txt vocabulary, or 'bytes'"
+    "give a list of words by id, a dict id -> word or word -> id, a tokenizer of transformers, its folder, a"
+    " SentencePiece .model, a .json or .txt vocabulary, or 'bytes'"
 )
 
 
@@ -39,15 +39,25 @@ def words_of(source: Any, ids: Iterable[int]) -> dict[int, str]:
     if hasattr(source, "convert_ids_to_tokens"):
         return {token: _of_transformers(source, token)[:LONGEST] for token in wanted}
     if isinstance(source, Mapping):
-        texts = {token: source[token] for token in wanted if token in source}
+        by_id = _by_id(source)
+        texts = {token: by_id[token] for token in wanted if token in by_id}
     elif isinstance(source, Sequence):
         texts = {token: source[token] for token in wanted if token < len(source)}
     else:
         raise UserError(f"vocabulary: {type(source).__name__} is no vocabulary: {KINDS}")
+    if wanted and not texts:
+        raise UserError(f"vocabulary: it has none of the trace's token ids, such as {wanted[0]}: {KINDS}")
     for token, word in texts.items():
         if not isinstance(word, str):
             raise UserError(f"vocabulary: id {token} has {type(word).__name__} for a word: {KINDS}")
     return {token: word[:LONGEST] for token, word in texts.items()}
+
+
+def _by_id(vocabulary: Mapping[Any, Any]) -> dict[int, Any]:
+    """Returns id -> word of a dict id -> word, whose ids may be text (as in JSON), or word -> id."""
+    if all(isinstance(token, int | np.integer) for token in vocabulary.values()):
+        return {int(token): word for word, token in vocabulary.items()}
+    return {int(token): word for token, word in vocabulary.items() if str(token).isdigit()}
 
 
 def _read(name: str) -> Any:
@@ -63,7 +73,7 @@ def _read(name: str) -> Any:
             return path.read_text("utf-8").split("\n")
         if path.suffix == ".json" and path.name != "tokenizer.json" and path.is_file():
             content = json.loads(path.read_text("utf-8"))
-            return content if isinstance(content, list) else {token: word for word, token in content.items()}
+            return content if isinstance(content, list) else dict(content)
     except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise UserError(f"vocabulary={name}: {(str(error).splitlines() or ['cannot be read'])[0]}; {KINDS}") from error
     return _tokenizer(str(path.parent if path.name == "tokenizer.json" else name))
