@@ -142,6 +142,15 @@ def test_balance_within_groups():
     scores = 50.0 * jax.nn.one_hot(jnp.arange(T) // (T // 2), E)
     assert values(scores, k=1)["balance"] == pytest.approx(2.0)  # 4 (1/4 + 1/4)
     assert values(scores, k=1, groups=2)["balance"] == pytest.approx(4.0)
+    with pytest.raises(UserError, match="groups=3: 400 tokens do not make"):
+        values(scores, k=1, groups=3)
+
+
+def test_a_mask_of_numpy_is_a_mask():
+    """Half of the tokens, all on expert 0: 4 (1 x 1)."""
+    scores, mask = 50.0 * jax.nn.one_hot(jnp.arange(T) // (T // 2), E), np.arange(T) < T // 2
+    lost = jax.jit(lambda scores: auxiliary(select(SelectionRule(k=1), scores), {"balance": 1.0}, mask=mask)[0])
+    assert lost(scores) == pytest.approx(4.0)
 
 
 def test_the_load_has_no_gradient():

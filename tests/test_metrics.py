@@ -131,8 +131,11 @@ def test_assignments_are_counted_by_the_clusters_of_their_tokens():
     """Expert by expert: tokens 0 and 1 at the first, 1 and 2 at the second; 0 and 1 are of cluster 0, 2 and 3 of 1."""
     token, expert, ones = jnp.array([0, 1, 1, 2]), jnp.array([0, 0, 1, 1]), jnp.ones(4)
     routing = Routing(jnp.zeros((4, 2)), token, expert, ones, ones > 0, jnp.array([0, 1, 0, 1]))
-    found = router.dispatched(routing, jnp.array([0, 0, 1, 1]), 2)
-    np.testing.assert_array_equal(found, [[2, 1], [0, 1]])
+    label = jnp.array([0, 0, 1, 1])
+    np.testing.assert_array_equal(router.dispatched(routing, label, 2), [[2, 1], [0, 1]])
+    # Of a list of all pairs (ReLU gates) those count that a token chose: token 1 not at the first.
+    some = routing._replace(chosen=jnp.array([True, False, True, True]))
+    np.testing.assert_array_equal(router.dispatched(some, label, 2), [[1, 1], [0, 1]])
 
 
 def test_information_by_hand():

@@ -97,6 +97,7 @@ def untyped(monkeypatch):
         ({"rule": SelectionRule(group_size=-4)}, "group_size=-4: must be at least 0, of type int"),
         ({"rule": SelectionRule(priority="scor")}, "priority='scor': must be one of position, score, causal"),
         ({"dispatch": "einsum"}, "dispatch 'einsum' is unknown"),
+        ({"noise": "gumble"}, "noise 'gumble' is unknown"),
     ],
 )
 def test_a_layer_that_cannot_be_is_refused(changes, refusal, untyped):
@@ -108,6 +109,13 @@ def test_a_layer_that_cannot_be_is_refused(changes, refusal, untyped):
 def test_a_mask_of_other_tokens_is_refused(given, untyped):
     with pytest.raises(UserError, match=r"tokens \[12, 4\]: `mask` is \[T\], and `routed_by` \[T, \.\.\.\]"):
         layer().init(jax.random.key(0), X, **given)
+
+
+@pytest.mark.parametrize("name", ["soft", "expert_choice", "sinkhorn", "relu"])
+def test_a_selection_without_a_bias_is_not_balanced_by_one(name):
+    balanced = layer(rule=SelectionRule(name), balance_rate=0.1)
+    with pytest.raises(UserError, match=f"balance_rate=0.1: {name} takes no bias; use 0, or top_k"):
+        balanced.init(jax.random.key(0), X)
 
 
 class Other(nn.Module):
@@ -131,6 +139,8 @@ def test_tokens_and_outputs_of_another_rank_are_refused(tokens, change, output):
     refusal = f"tokens {list(tokens.shape)}: Other returns {output} for one token, not [1, outputs]"
     with pytest.raises(UserError, match=re.escape(refusal)):
         jax.eval_shape(layer().clone(expert=Other(change)).init, jax.random.key(0), tokens)
+    with pytest.raises(UserError, match=r"tokens \[0, 4\]: a layer needs at least one token"):
+        layer().init(jax.random.key(0), X[:0])
 
 
 def test_equal_experts_make_routing_irrelevant():
@@ -237,6 +247,8 @@ def test_bfloat16_experts_and_float32_routing():
     np.testing.assert_allclose(z.astype(jnp.float32), y, atol=0.05)
     grads = jax.jit(jax.grad(lambda v: (half.apply(v, X)[0].astype(jnp.float32) ** 2).sum()))(variables)
     assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
+    shared = half.clone(shared=half.expert.clone())
+    assert jax.eval_shape(shared.init_with_output, jax.random.key(1), X)[0][0].dtype == jnp.bfloat16
 
 
 class Spy(nn.Module):

@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal
 from routed.contracts import SoftRouting, UserError
 from routed.layer.rule import SelectionRule
 from routed.metrics.agreement import covered
-from routed.metrics.router import first_layer, gate_of
+from routed.metrics.router import first_layer, gate_of, weight_columns
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.settings.tree import override
@@ -199,6 +199,9 @@ def test_first_layer_of_routers():
     )
     assert first_layer({"features": {"kernel": jnp.ones((3, 2))}, "kernel": jnp.ones((2, 4))}).shape == (3, 2)
     assert first_layer({"features": {"Conv_0": {"kernel": jnp.ones((3, 3, 1, 2))}}, "kernel": jnp.ones((2, 4))}) is None
+    # Weights of 3 inputs, 1 informative: a third of the squared norm. A window of 3 of 9 inputs has no such share.
+    assert weight_columns({"kernel": jnp.ones((3, 4))}, 1, 3, 1.0)["signal_share"] == pytest.approx(1 / 3)
+    assert "signal_share" not in weight_columns({"kernel": jnp.ones((3, 4))}, 1, 9, 1.0)
 
 
 @pytest.mark.parametrize(

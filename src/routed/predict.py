@@ -98,6 +98,8 @@ def flat_of(spec: str, overrides: list[str]) -> dict[str, Any]:
             )
     _, config = experiment.configure(spec, overrides)
     checks.validate(config)
+    if not config.router.init_scale:
+        raise UserError("--config.router.init_scale=0: the law reads the logarithm; use a value above 0")
     return flatten(config)
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import xlogy
 from jaxtyping import Array, Bool, Float, Int, Scalar
 from ml_collections import ConfigDict
@@ -183,7 +184,7 @@ def auxiliary(
     coefficients: Mapping[str, float | Scalar],
     *,
     learned: Bool[Array, ""] | bool = True,
-    mask: Bool[Array, " T"] | None = None,
+    mask: Bool[Array | np.ndarray, " T"] | None = None,
     groups: int = 1,
     losses: Any = None,
     features: Float[Array, "T ..."] | None = None,
@@ -197,13 +198,16 @@ def auxiliary(
     gradient. `losses` is the config node of that name (default: all settings at their defaults).
 
     Raises:
-      UserError: no such loss, or a loss that is no single number.
+      UserError: no such loss, a loss that is no single number, or groups that do not divide the tokens.
     """
     if unknown := [name for name in coefficients if name not in AUXILIARY]:
         problem = f"auxiliary loss {unknown[0]!r} is unknown{nearest(unknown[0], AUXILIARY)}"
         raise UserError(f"{problem}; known: {', '.join(AUXILIARY)}")
+    tokens = len(routing.scores)
+    if tokens % groups:
+        raise UserError(f"groups={groups}: {tokens} tokens do not make so many groups of one size")
+    mask = jnp.ones(tokens, bool) if mask is None else jnp.asarray(mask)
     load = load_of(routing, mask, groups)
-    mask = jnp.ones(len(routing.scores), bool) if mask is None else mask
     if losses is None:
         losses = from_flat({name: setting.default for name, setting in loss_settings().items()})
     inputs = LossInputs(routing, jax.nn.softmax(routing.scores), load, mask, losses, features, responses, step, steps)

@@ -82,14 +82,14 @@ class MoE(nn.Module):
     noise_scale: float = 1.0
     noise_in_weights: bool = False
     balance_rate: float = 0.0
-    dtype: Any = None  # of the experts' inputs and weights; None: as they are. Scores are float32 always
+    dtype: Any = None  # of experts' inputs and weights (a shared one's output); None: as they are. Scores are float32
     shared: nn.Module | None = None  # an expert of every token, of weight 1 (DeepSeek, Llama 4)
     weigh_inputs: bool = False  # the weight scales the input of a token's one expert, not its output (Llama 4)
     mesh: Mesh | None = None  # with axes `data` and `expert`: experts are shared out over the latter
     layer_rules: LayerRules | None = None  # of the layers of a scan; the context has the number `layer` then
 
     def __post_init__(self):
-        check_layer(self.rule, self.num_experts, self.dispatch)
+        check_layer(self.rule, self.num_experts, self.dispatch, self.noise)
         settings = SELECTIONS[self.rule.name].settings
         if self.rule.settings is None and settings:  # a rule that no config made has the defaults
             self.rule = self.rule._replace(
@@ -110,12 +110,12 @@ class MoE(nn.Module):
         _check_tokens(self.expert, tokens)
         scored = tokens if routed_by is None else jnp.asarray(routed_by)
         forward = SELECTIONS[self.rule.name].forward or route_and_dispatch
-        common = 0.0 if self.shared is None else self.shared(tokens)
+        common = None if self.shared is None else self.shared(tokens)
         real = None if mask is None else jnp.asarray(mask)
         if len(scored) != len(tokens) or (real is not None and real.shape != tokens.shape[:1]):
             raise UserError(f"tokens {[*tokens.shape]}: `mask` is [T], and `routed_by` [T, ...], of the same T tokens")
         y, routing = forward(self, Tokens(tokens, scored, real, context))
-        return common + y, routing
+        return y if common is None else common.astype(self.dtype or common.dtype) + y, routing
 
     def scores(self, x: Float[Array, "T ..."], context: dict[str, Any]) -> Float[Array, "T E"]:
         """Returns the router's scores times the sharpness, plus the offset, without noise."""
@@ -150,6 +150,9 @@ class MoE(nn.Module):
         rate = self.balance_rate if rules is None else jnp.asarray(rules.rates)[layer]
         if not self.balance_rate and not (rules and any(rules.rates)):
             return pick()._replace(scores=plain)  # auxiliary losses read the scores as they are
+        if self.is_mutable_collection("balance") and not SELECTIONS[self.rule.name].biased:
+            biased = ", ".join(name for name, part in SELECTIONS.items() if part.biased)
+            raise UserError(f"balance_rate={self.balance_rate}: {self.rule.name} takes no bias; use 0, or {biased}")
         bias = self.variable("balance", "bias", jnp.zeros, self.num_experts)
         routing = pick(bias=bias.value)
         if self.is_mutable_collection("balance") and not self.is_initializing():
@@ -191,8 +194,8 @@ class MoE(nn.Module):
         return parallel(run, experts.run, experts.params, experts.x, routing, experts.queues, self.mesh)
 
 
-def check_layer(rule: SelectionRule, experts: int, name: str) -> None:
-    """Refuses a rule or a dispatch (`name`) that no layer of so many experts can have.
+def check_layer(rule: SelectionRule, experts: int, name: str, noise: str) -> None:
+    """Refuses a rule, a dispatch (`name`) or a noise that no layer of so many experts can have.
 
     Raises:
       UserError: names the argument, its value, and what is allowed.
@@ -200,7 +203,8 @@ def check_layer(rule: SelectionRule, experts: int, name: str) -> None:
     if not isinstance(rule, SelectionRule):
         raise UserError(f"rule={rule!r}: must be a rule, such as SelectionRule('top_k', k=2)")
     dispatches = [dispatch.AUTO, *dispatch.DISPATCHES]
-    for argument, value, names in (("rule", rule.name, [*SELECTIONS]), ("dispatch", name, dispatches)):
+    given = (("rule", rule.name, [*SELECTIONS]), ("dispatch", name, dispatches), ("noise", noise, [*NOISES]))
+    for argument, value, names in given:
         if value not in names:
             raise UserError(f"{argument} {value!r} is unknown{nearest(value, names)}; known: {', '.join(names)}")
     if "k" in SELECTIONS[rule.name].reads and not (isinstance(rule.k, int | np.integer) and 1 <= rule.k <= experts):
@@ -213,13 +217,15 @@ def check_layer(rule: SelectionRule, experts: int, name: str) -> None:
 
 
 def _check_tokens(expert: nn.Module, x: Array) -> None:
-    """Refuses tokens of which an expert makes no [T, O]: of another rank, or for an expert that returns another.
+    """Refuses no tokens, and tokens of which an expert makes no [T, O], by their rank or the expert's output.
 
     Raises:
       UserError: names the tokens, and what the expert makes of one.
     """
     alone, token = expert.clone(parent=None), jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
     output = jax.eval_shape(lambda x: alone.init_with_output(jax.random.key(0), x)[0], token)
+    if not x.size:
+        raise UserError(f"tokens {list(x.shape)}: a layer needs at least one token of one number")
     if (shape := getattr(output, "shape", ())) == (1, *shape[1:2]) and len(shape) == 2:
         return
     raise UserError(

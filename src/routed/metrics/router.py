@@ -76,7 +76,8 @@ def dispatched(routing: Routing | SoftRouting, label: Int[Array, " T"], labels: 
     if isinstance(routing, SoftRouting):
         expert = chosen(routing)[:, 0]
     else:
-        expert, label = routing.expert, label[routing.token]
+        expert = routing.expert if routing.chosen is None else jnp.where(routing.chosen, routing.expert, -1)
+        label = label[routing.token]
     return entropies.cluster_sums(jax.nn.one_hot(expert, routing.scores.shape[-1]), label, labels)
 
 
@@ -177,13 +178,13 @@ def signal_share(kernel: Float[Array, "D E"], signal: int) -> Scalar:
     return (kernel[:signal] ** 2).sum() / (kernel**2).sum()
 
 
-def weight_columns(params: Any, signal: int | None, sharpness: Scalar | float) -> dict[str, Array]:
+def weight_columns(params: Any, signal: int | None, dims: int, sharpness: Scalar | float) -> dict[str, Array]:
     """Returns the norms of a router's weights, times the `sharpness` that multiplies its scores.
 
-    `signal` is the number of informative input dimensions; None: unknown.
+    `signal` is the number of informative dimensions of the `dims` of an input; None: unknown.
     """
-    columns = {}
-    if signal is not None and (first := first_layer(params)) is not None:
+    columns, first = {}, first_layer(params)
+    if signal is not None and first is not None and len(first) == dims:  # not a convolution's weights of a window
         columns["signal_share"] = signal_share(first, signal)
         columns["spurious_ratio"] = jnp.linalg.norm(first[signal:]) / jnp.linalg.norm(first[:signal])
     if (kernel := params.get("kernel")) is not None:

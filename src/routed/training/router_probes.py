@@ -74,7 +74,8 @@ def _weights(evaluation: Evaluation) -> dict[str, Array]:
     """Returns norms of the router's weights."""
     task, data = evaluation.problem.task, evaluation.inputs.config.data
     signal = None if task.signal is None else task.signal(data)
-    columns = router.weight_columns(evaluation.params["router"], signal, sharpness(evaluation.state))
+    params, sharp = evaluation.params["router"], sharpness(evaluation.state)
+    columns = router.weight_columns(params, signal, task.dims(data), sharp)
     return {f"router/{name}": value for name, value in columns.items()}
 
 
