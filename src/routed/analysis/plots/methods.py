@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,8 @@ from routed.engine.rows import format_value
 from routed.plan.arms import ARMS, UNTRAINED
 from routed.routers import ROUTERS
 
-#: Letters of a line of a method's name.
-NAME = 34
-#: Pixels of a line of a name, and between two arms of a method.
-LINE, APART = 22, 9
+#: Pixels of a method's line, and between two arms of a method.
+LINE, APART = 16, 9
 #: Looks of methods whose router has nothing to learn, whatever their arm is called.
 FIXED = Series("nothing to learn: fixed rule", INK, "diamond")
 
@@ -42,17 +39,13 @@ def methods(spec: dict[str, Any], data: Data) -> Chart | None:
         return None
     arms = [arm for arm in ARMS if arm in set(every.arm)]
     names = sorted(rows_of, key=lambda name: _rank(rows_of[name], arms, metrics[0], data.axes[metrics[0]]))
-    labels = [textwrap.fill(name, NAME) for name in names]
     arms_of = {name: [arm for arm in arms if (rows_of[name].arm == arm).any()] for name in names}
-    heights = [
-        max(LINE * (1 + label.count("\n")) * 0.72, APART * (len(arms_of[name]) + 1))
-        for name, label in zip(names, labels, strict=True)
-    ]
+    heights = [max(LINE, APART * (len(arms_of[name]) + 1)) for name in names]
     centres = dict(zip(names, np.cumsum(heights) - np.array(heights) / 2, strict=True))
     chart = Chart([], columns=len(metrics) if len(metrics) < 5 else 3)
     order = sorted((arms.index(arm), _looks(spec, name, arm, data)) for name in names for arm in arms_of[name])
     for metric in metrics:
-        ticks = {float(f"{centres[name]:.5g}"): label for name, label in zip(names, labels, strict=True)}
+        ticks = {float(f"{centres[name]:.5g}"): name for name in names}
         axis = Axis("", (0, float(sum(heights))), ticks=ticks, reverse=True, all_labels=True)
         panel = Panel(Axis(), axis, horizontal=True, width=170, height=max(60, int(sum(heights))))
         panel.series = {series.label: series for _, series in order}
