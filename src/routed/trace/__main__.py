@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 from typing import Any
 
@@ -98,7 +99,7 @@ def main(argv: list[str]) -> None:
 def _run(command: str, rest: list[str]) -> None:
     if command not in READS:
         raise UserError(USAGE)
-    for name in {name for known in READS.values() for name in known}.difference(READS[command]):
+    for name in {*itertools.chain(*READS.values())}.difference(READS[command]):
         if flags.FLAGS[name].present:
             raise UserError(f"--{name} has no effect with {command}: leave it out")
     if command == "report" and rest:
