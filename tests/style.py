@@ -30,7 +30,7 @@ LIMITS = {
     "lines: all of src": 46_300,
     "lines: core": 27_000,
 }
-TOOLS = {"trace", "suite", "bench", "aot", "tools"}
+TOOLS = {"publish", "trace", "suite", "bench", "aot", "tools"}
 QUESTIONS = ("What ", "Which ", "Whether ", "Where ", "Who ", "How ", "When ", "Of ", "That ", "As ", "Does ", "Is it ")
 PRONOUNS = {"one", "found", "own", "place", "places", "seen", "made", "kept", "told", "known", "words", "there"}
 PRONOUNS |= {"held", "them", "those", "others", "other", "it"}

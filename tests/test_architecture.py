@@ -38,7 +38,7 @@ ROOMS = (
     "papers",
 )
 #: Tools: each may import the rooms of the core, and these tools.
-TOOLS = {"trace": (), "suite": (), "aot": (), "bench": ("aot", "trace")}
+TOOLS = {"publish": (), "trace": (), "suite": (), "aot": (), "bench": ("aot", "trace")}
 #: Commands of a user: each may import any room and tool, and none another of them.
 COMMANDS = ("main", "report", "predict", "notebook")
 

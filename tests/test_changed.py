@@ -5,8 +5,9 @@ import logging
 import pandas as pd
 import pytest
 
-from routed.analysis import changed, published
+from routed.analysis import changed
 from routed.plan import experiment
+from routed.publish import published
 
 RECORD = {"id": "dikkala.fig3a.frozen", "kind": "order", "comparability": "gaps_filled", "paper": "far better",
           "verdict": "supported", "text": ".5 [.4, .6] for our mean", "reason": "better"}  # fmt: skip

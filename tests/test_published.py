@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import committed, coverage, page, published, verdicts, versions, workdirs
+from routed.analysis import page, verdicts, versions, workdirs
 from routed.contracts import UserError
 from routed.engine import results
 from routed.plan import experiment
+from routed.publish import committed, coverage, published
 from tests.test_command_line import command, describe, write_experiment
 
 ROOT = pathlib.Path(__file__).parent.parent / "docs" / "results"

@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import answer, committed, findings, per_seed, published, rejudged, verdicts, versions
+from routed.analysis import answer, findings, verdicts, versions
 from routed.analysis.claims import Precondition
 from routed.contracts import UserError
 from routed.engine import results
 from routed.plan.config import base
+from routed.publish import committed, per_seed, published, rejudged
 from routed.settings.tree import override
 from tests.patience import PATIENCE
 from tests.test_claims import comparison, order, table

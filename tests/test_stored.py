@@ -17,9 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import routed
-from routed.analysis import answer, committed, page, published
+from routed.analysis import answer, page
 from routed.contracts import UserError
 from routed.engine import results, tables
+from routed.publish import committed, published
 from routed.system import files, stored
 from tests import damage
 from tests.patience import PATIENCE

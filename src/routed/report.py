@@ -57,8 +57,8 @@ def main(argv: list[str]) -> None:
         return _rejudge(pathlib.Path(REJUDGE.value), argv[1:])
     if STORE.value:
         raise UserError("--store stores what --rejudge=docs/results finds: give both")
-    from routed.analysis import published
     from routed.analysis.page import write_files, write_page
+    from routed.publish import published
 
     folders = _workdirs(argv[1:])
     if not folders and not DOCS.value:
@@ -87,7 +87,7 @@ def _rejudge(root: pathlib.Path, names: list[str]) -> None:
     Raises:
       UserError: workdirs are named, too.
     """
-    from routed.analysis import rejudged
+    from routed.publish import rejudged
 
     if names or DOCS.value or OUT.value:
         raise UserError("--rejudge reads the tables of its folder alone: leave out workdirs, --docs and --out")
@@ -126,11 +126,11 @@ def _make_parts(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
 
 def _judged(group: list[pathlib.Path]) -> dict[str, Any] | None:
     """The page's part on joined workdirs, judged by the code of their experiment; None without finished runs."""
-    from routed.analysis import committed
     from routed.analysis.page import make_part
     from routed.analysis.workdirs import experiment_of, joined_table
     from routed.engine import results
     from routed.plan.config import problem_of
+    from routed.publish import committed
 
     ours = all(stored.is_sealed(results.stored_config(folder)) for folder in group)
     with stored.fitting(f"{group[0] / 'config.json'} or its results", "restore them, or run it again", ours):

@@ -18,10 +18,11 @@ from typing import Any
 
 from absl import logging as log
 
-from routed.analysis import answer, committed, coverage, per_seed, versions
+from routed.analysis import answer, versions
 from routed.analysis.answer import counted
 from routed.analysis.wording import render
 from routed.contracts import UserError
+from routed.publish import committed, coverage, per_seed
 from routed.system import files, stored
 
 #: What a claim's id begins with -> (file of its page, heading).
@@ -85,7 +86,7 @@ def pages(root: pathlib.Path) -> dict[pathlib.Path, str]:
                 sections.append(result | {"claims": claims, "counts": counted(claims), "doubted": doubted})
         if sections:
             text = render(
-                "analysis/published.md.j2",
+                "publish/published.md.j2",
                 page=page,
                 heading=heading,
                 sections=sections,

@@ -10,8 +10,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from routed.analysis import answer, committed, per_seed, published
+from routed.analysis import answer
 from routed.contracts import UserError
+from routed.publish import committed, per_seed, published
 from routed.system import files, stored
 
 #: Largest relative difference of numbers that count as equal: other machines round in another way.

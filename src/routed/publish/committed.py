@@ -13,13 +13,14 @@ from typing import Any
 
 import pandas as pd
 
-from routed.analysis import findings, per_seed, plots, verdicts, versions
+from routed.analysis import findings, plots, verdicts, versions
 from routed.analysis.workdirs import experiment_of
 from routed.contracts import UserError
 from routed.engine import results
 from routed.plan import experiment
 from routed.plan.code import VERSION
 from routed.plan.config import problem_of
+from routed.publish import per_seed
 from routed.system import files, stored
 
 #: Figures of a page: the first ones of an experiment, and what its router did in training; the others stay in the
