@@ -12,7 +12,6 @@ import pytest
 
 from routed.kernels import comparisons
 from routed.kernels.argmax import MANY, argmax
-from routed.kernels.convolutions import plain_convolution
 from routed.kernels.ranks import plain_ranks, ranks
 
 TESTS = pathlib.Path(__file__).parent
@@ -22,7 +21,6 @@ COMPARED = {
     "argmax": "test_kernels.py::test_the_first_of_the_largest_values_is_that_of_xla",
     "attention": "test_attention.py::test_parts_make_the_whole",
     "comparisons": "test_kernels.py::test_compared_indices_read_and_add_up_as_gathered_ones",
-    "convolutions": "test_networks.py::test_a_convolution_and_its_gradients_are_those_of_xla",
     "grouped": "test_dispatch.py::test_every_dispatch_is_dense",
     "head_product": "test_attention.py::test_the_product_with_a_head_has_the_gradients_of_a_plain_one",
     "matmul": "test_dispatch.py::test_the_derivative_of_a_product_is_that_of_a_product",
@@ -79,9 +77,3 @@ def test_compared_indices_read_and_add_up_as_gathered_ones(tokens, monkeypatch):
     monkeypatch.setattr(comparisons, "platform", lambda: "tpu")
     chex.assert_trees_all_close((numbers(scores), jax.grad(loss)(scores)), expected, rtol=1e-5)
     assert (text() == gathered) == (tokens > comparisons.FEW)
-
-
-def test_a_plain_convolution_of_groups_has_a_filter_for_each_channel():
-    x, kernel = jnp.ones((1, 4, 4, 2)), jnp.stack([jnp.ones(9), jnp.zeros(9)], 1)
-    y = plain_convolution(x, kernel, groups=2)
-    assert y.shape == (1, 4, 4, 2) and float(y[0, 1, 1, 0]) == 9 and not y[..., 1].any()

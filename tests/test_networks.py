@@ -8,11 +8,11 @@ import pytest
 from routed.contracts import Batch
 from routed.engine.limits import bytes_of_run
 from routed.experts import EXPERTS
-from routed.experts.image_layers import Depthwise, Norm
-from routed.kernels.convolutions import convolve, windows
 from routed.layer.dispatch import DISPATCHES
 from routed.layer.rule import SelectionRule
 from routed.layer.selection import select
+from routed.papers.chen2022.convolutions import convolve, plain_convolution, windows
+from routed.papers.chen2022.image_layers import Depthwise, Norm
 from routed.papers.chen2022.networks import ConvNet, MobileNetV2, Network, ResNet18
 from routed.plan.config import canonical
 from routed.settings.tree import override
@@ -155,3 +155,9 @@ def test_an_ensemble_trains_each_member_and_averages_probabilities(small):
     np.testing.assert_allclose(loss, (each[0] + each[1]) / 2, rtol=1e-5)
     looked = model.apply(params, state, batch, None, "dense").prediction
     np.testing.assert_allclose(jnp.exp(looked), sum(map(jax.nn.softmax, own)) / 2, rtol=1e-4)
+
+
+def test_a_plain_convolution_of_groups_has_a_filter_for_each_channel():
+    x, kernel = jnp.ones((1, 4, 4, 2)), jnp.stack([jnp.ones(9), jnp.zeros(9)], 1)
+    y = plain_convolution(x, kernel, groups=2)
+    assert y.shape == (1, 4, 4, 2) and float(y[0, 1, 1, 0]) == 9 and not y[..., 1].any()

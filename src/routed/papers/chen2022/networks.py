@@ -15,7 +15,7 @@ import flax.linen as nn
 from jaxtyping import Array, Float
 
 from routed.experts.expert import Expert
-from routed.experts.image_layers import START, Convolution, Depthwise, Norm
+from routed.papers.chen2022.image_layers import START, Convolution, Depthwise, Norm
 from routed.settings.setting import Setting
 
 #: MobileNetV2 for small images: expansion, channels where the first convolution has 32, blocks, stride of the first of

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from routed.kernels.convolutions import convolve, depthwise
+from routed.papers.chen2022.convolutions import convolve, depthwise
 
 #: Weights of PyTorch's layers at the start: uniform on +- 1 / sqrt(inputs of a response).
 START = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
