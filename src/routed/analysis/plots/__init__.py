@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from routed.analysis.plots.chart import Chart
-from routed.analysis.plots.clusters import DISPATCH, SERIES
 from routed.analysis.plots.curves import CURVES, TRAINING
 from routed.analysis.plots.frame import Data
 from routed.analysis.plots.gap import GAP
@@ -20,7 +19,7 @@ from routed.analysis.plots.paired import PAIRED
 from routed.analysis.plots.panels import Axis, Panel, Point, Series
 from routed.analysis.plots.rendering import png, svg
 from routed.analysis.plots.swept import AGAINST, MULTIPLES
-from routed.analysis.plots.tokens import LANGUAGES_PLOT, SAMPLE_PLOT
+from routed.analysis.plots.tokens import SAMPLE_PLOT
 from routed.contracts import UserError, nearest
 
 #: kind -> plot. A paper's file and a user's file add to it.
@@ -33,12 +32,9 @@ PLOTS: dict[str, Plot] = {
     "forest": FOREST,
     "phase": PHASE,
     "routing": ROUTING,
-    "series": SERIES,
-    "dispatch": DISPATCH,
     "against": AGAINST,
     "multiples": MULTIPLES,
     "sample": SAMPLE_PLOT,
-    "languages": LANGUAGES_PLOT,
 }
 
 

@@ -1,4 +1,4 @@
-"""Routing of one row of text, token by token (kind `sample`), and differences by language (kind `languages`)."""
+"""Routing of one row of text, token by token (kind `sample`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import numpy as np
 from routed.analysis.plots.chart import Chart
 from routed.analysis.plots.frame import Data
 from routed.analysis.plots.kind import Plot
-from routed.analysis.plots.paired import difference
-from routed.analysis.plots.panels import Axis, Panel, Point, Series
+from routed.analysis.plots.panels import Axis, Panel
 from routed.analysis.plots.pictures import Scheme
-from routed.analysis.plots.scales import set_value_axes
-from routed.contracts import Column
-from routed.plan.arms import ARMS, REFERENCE
+from routed.plan.arms import ARMS
 
 #: Name of the array that `engine.execution.maps_of` keeps of a run.
 SAMPLE = "sample"
@@ -63,29 +60,6 @@ def quarters(count: int) -> dict[float, str]:
     return {number - 1.0: f"{number}" for number in numbers}
 
 
-def languages(spec: dict[str, Any], data: Data) -> Chart | None:
-    """Returns the paired difference of validation loss from the learned arm in each language, the largest first."""
-    rows = data.at_point(data.last, spec)
-    columns = [name for name in rows if name.startswith("eval/loss/") and rows[name].notna().any()]
-    gaps = {name.rsplit("/", 1)[1]: difference(rows, spec["arm"], name) for name in columns}
-    gaps = dict(sorted(gaps.items(), key=lambda item: -item[1].mean))
-    if not any(np.isfinite(gap.mean) for gap in gaps.values()):
-        return None
-    ticks = {float(index): language for index, language in enumerate(gaps)}
-    panel = Panel(
-        Axis("language", (-0.5, len(gaps) - 0.5), ticks=ticks, all_labels=True),
-        Axis(),
-        width=max(220, 24 * len(gaps)),
-        height=200,
-    )
-    arm = ARMS[spec["arm"]]
-    panel.means(Series(arm.label, arm.colour), [Point(float(index), gap) for index, gap in enumerate(gaps.values())])
-    panel.rule("y", 0)
-    chart = Chart([panel], legend=False)
-    set_value_axes(chart, [panel], Column(""), f"nats per token: {arm.label} minus {ARMS[REFERENCE].label}, paired")
-    return chart
-
-
 SAMPLE_PLOT = Plot(
     sample,
     "Routing probabilities of each expert (rows) for the first tokens (columns, at most 64) of the first"
@@ -93,11 +67,4 @@ SAMPLE_PLOT = Plot(
     " training; above each panel the mean entropy of these tokens, at most the logarithm of the number of experts.",
     required={"stack": "stack whose routers are shown: encoder or decoder"},
     alone=True,
-)
-LANGUAGES_PLOT = Plot(
-    languages,
-    "Mean difference of validation loss from the learned router, paired by seed, with 95 % t intervals; above 0"
-    " the learned router is"
-    " better.",
-    required={"arm": "arm that is compared with the learned one"},
 )

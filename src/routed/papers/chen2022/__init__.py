@@ -5,6 +5,7 @@ from routed.experts import EXPERTS
 from routed.layer.selection import SELECTIONS
 from routed.models import SAMPLE_MODELS
 from routed.papers.chen2022.augmented import AUGMENTED, ROTATED
+from routed.papers.chen2022.cluster_charts import DISPATCH_PLOT, SERIES_PLOT
 from routed.papers.chen2022.lone_experts import ENSEMBLE, GROUP_HIT, LONE_EXPERTS
 from routed.papers.chen2022.networks import CONV_NET, MOBILENET_V2, RESNET18
 from routed.papers.chen2022.patch_charts import EMBEDDING_PLOT, EXAMPLES_PLOT, LATENT_PLOT, PRODUCTS_PLOT
@@ -43,6 +44,8 @@ ARMS["ensemble"] = Arm({"model": "ensemble"}, "ensemble of all experts", "#EE337
 ARMS["learned_noiseless"] = Arm(NOISELESS, "learned, no noise", "#56B4E9")
 ARMS["learned_plain"] = Arm(PLAIN, "learned, plain gradients", "#009E73")
 ARMS["learned_plain_noiseless"] = Arm(NOISELESS | PLAIN, "learned, neither", "#E69F00")
+PLOTS["series"] = SERIES_PLOT
+PLOTS["dispatch"] = DISPATCH_PLOT
 PLOTS["latent"] = LATENT_PLOT
 PLOTS["examples"] = EXAMPLES_PLOT
 PLOTS["products"] = PRODUCTS_PLOT

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from routed.analysis.plots import Axis, Chart, Data, Panel, Plot, Series
-from routed.analysis.plots.clusters import ARM, LINES, arrays_of
 from routed.analysis.plots.frame import COLOURS, SHAPES
 from routed.analysis.plots.scales import padded
 from routed.contracts import Batch
+from routed.papers.chen2022.cluster_charts import ARM, LINES, arrays_of
 from routed.plan.config import base
 from routed.settings.tree import node_of, override
 from routed.tasks import TASKS, worlds

@@ -4,6 +4,7 @@ from routed.analysis.plots import PLOTS
 from routed.models import SAMPLE_MODELS
 from routed.papers.dikkala2023.dictionary import TASK as DICTIONARY
 from routed.papers.dikkala2023.kmeans import KMEANS
+from routed.papers.dikkala2023.language_chart import LANGUAGES_PLOT
 from routed.papers.dikkala2023.sequence import TASK as SEQUENCE
 from routed.papers.dikkala2023.specialist_chart import SUCCESS_PLOT
 from routed.papers.dikkala2023.subspaces import TASK as SUBSPACES
@@ -20,4 +21,5 @@ TASKS["two_gaussians"] = TWO_GAUSSIANS
 PROBES["theorem2"] = THEOREM2
 SAMPLE_MODELS["kmeans"] = KMEANS
 SAMPLE_MODELS["two_experts"] = TWO_EXPERTS
+PLOTS["languages"] = LANGUAGES_PLOT
 PLOTS["success"] = SUCCESS_PLOT

@@ -1,4 +1,4 @@
-"""Named points over training, and the test samples of each cluster by expert."""
+"""Named points over training (kind `series`), and the test samples of each cluster by expert (kind `dispatch`)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from routed.analysis.plots.chart import Chart
+from routed.analysis.plots import Axis, Chart, Data, Panel, Plot, Point, Series
 from routed.analysis.plots.curves import COLUMNS
-from routed.analysis.plots.frame import COLOURS, Data, defined, mean, note_undefined
-from routed.analysis.plots.kind import Plot
-from routed.analysis.plots.panels import Axis, Panel, Point, Series
+from routed.analysis.plots.frame import COLOURS, defined, mean, note_undefined
 from routed.analysis.plots.pictures import Scheme
 from routed.analysis.plots.scales import padded, set_value_axes
 from routed.plan.arms import REFERENCE
@@ -90,13 +88,13 @@ def dispatch(spec: dict[str, Any], data: Data) -> Chart | None:
     return Chart(panels, columns=2)
 
 
-SERIES = Plot(
+SERIES_PLOT = Plot(
     series,
     "Means over seeds with 95 % intervals (bands).",
     required=LINES | {"metrics": "columns, a panel each"},
     optional=ARM,
 )
-DISPATCH = Plot(
+DISPATCH_PLOT = Plot(
     dispatch,
     "Test samples of each cluster (rows) that go to each expert (columns), learned router, base seed.",
     required=LINES,
