@@ -396,7 +396,7 @@ def test_processes_compare_every_setting_but_where_data_are(tiny, tmp_path, monk
     monkeypatch.setenv(supervisor.MARK, "1")
     monkeypatch.setattr(hosts, "join", lambda *where: None)
     monkeypatch.setattr(hosts, "require_equal", lambda what, value, remedy: told.append(value))
-    monkeypatch.setattr("routed.engine.dry_run.describe", lambda runs, mesh: "")
+    monkeypatch.setattr("routed.aot.this_machine.describe", lambda runs, mesh: "")
     line = "--coordinator=h:1", "--num_processes=2", "--process_id=0", "--dry_run"
     for file, changed in ((tiny, ()), (elsewhere, ()), (tiny, ("--config.checkpoint.every=5",))):
         command(f"--config={file}", *line, *changed)
@@ -494,7 +494,8 @@ def test_lists_want_nothing_set(capsys, tmp_path, monkeypatch):
 
 
 def test_dry_run_writes_nothing(tiny, capsys, monkeypatch):
-    monkeypatch.setattr("routed.engine.dry_run.describe", lambda runs, mesh: f"{len(runs)} runs on {mesh.size} device")
+    text = lambda runs, mesh: f"{len(runs)} runs on {mesh.size} device"  # noqa: E731
+    monkeypatch.setattr("routed.aot.this_machine.describe", text)
     command(f"--config={tiny}", "--dry_run", "--config.seeds=5", "--sweep=data.samples=8,16")
     assert capsys.readouterr().out == "20 runs on 1 device\n"  # 2 samples x 2 arms x 5 seeds
     assert {p.name for p in tiny.parent.iterdir()} <= {"tiny.py", "__pycache__"}
@@ -508,9 +509,8 @@ def test_a_command_wins_over_the_sweep_of_a_figure(tiny, capsys, monkeypatch):
         '"Learned against frozen", sweep=lambda config: ({"data.samples": 8}, {"data.samples": 16, "arms": '
         '("learned", "oracle")}),',
     ))  # fmt: skip
-    monkeypatch.setattr(
-        "routed.engine.dry_run.describe", lambda runs, mesh: str(sorted({(r.arm, r.config.data.samples) for r in runs}))
-    )
+    text = lambda runs, mesh: str(sorted({(run.arm, run.config.data.samples) for run in runs}))  # noqa: E731
+    monkeypatch.setattr("routed.aot.this_machine.describe", text)
     command(f"--config={tiny}", "--dry_run")
     assert capsys.readouterr().out == "[('frozen', 8), ('learned', 8), ('learned', 16), ('oracle', 16)]\n"
     command(f"--config={tiny}", "--dry_run", "--config.data.samples=32", "--config.arms=learned,frozen")

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
+from routed.aot import this_machine
 from routed.bench import cluster, dispatch, gmm, harness, lm, scaling, t5, trace
 from routed.bench.__main__ import BENCHES
 from routed.bench.harness import Baseline, Case, Work, as_line, timed
 from routed.contracts import UserError
-from routed.engine import dry_run
 from routed.engine.devices import make_mesh
 from routed.plan import experiment
 from routed.plan.config import base
@@ -21,7 +21,7 @@ from routed.system.machine import Rates
 @pytest.mark.slow
 def test_dry_run_lists_points_groups_and_costs(small):
     sweep = ({"data.samples": 8}, {"data.samples": 32})
-    text = dry_run.describe(plan_runs(small, sweep), make_mesh(small))
+    text = this_machine.describe(plan_runs(small, sweep), make_mesh(small))
     assert "point data.samples=8: learned, frozen" in text and "8 runs, 0 of them tuning, on 8 devices (cpu)" in text
     # Router 3 x 4; experts 4 x ((3+1) 5 + (5+1) 5 + (5+1) 2) = 4 x 62.
     assert text.count("group ") == 1 and f"{12 + 4 * 62} parameters a run" in text

@@ -224,10 +224,11 @@ def _describe_topology(command: Command) -> None:
 
 def _dry_run(command: Command) -> None:
     """Prints points, groups, memory and estimated time of the runs on this machine."""
-    from routed.engine import dry_run, sharing
+    from routed.aot import this_machine
+    from routed.engine import sharing
     from routed.system import hosts
 
-    text = dry_run.describe(command.runs, sharing.mesh_of(command.config, command.runs))
+    text = this_machine.describe(command.runs, sharing.mesh_of(command.config, command.runs))
     hosts.once(lambda: files.tell(text))
 
 

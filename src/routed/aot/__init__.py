@@ -1,1 +1,1 @@
-"""Ahead of time: programs compiled for chips of another machine, their costs read from the compiled text."""
+"""Ahead of time: costs of a command, timed here or read from programs compiled for chips of another machine."""

@@ -1,4 +1,4 @@
-"""Plan of a command: points, groups, parameters, memory, and time estimated from a few timed steps of some programs."""
+"""Plan of a command on this machine: points, groups, parameters, memory, and time, from timed steps of some."""
 
 from __future__ import annotations
 
