@@ -11,11 +11,11 @@ import pytest
 from routed.contracts import UserError
 from routed.papers.chen2022 import sentence_files
 from routed.papers.chen2022.sentence_files import load
+from routed.papers.labelled_tables import Row, read_table
 from routed.plan import experiment
 from routed.plan.checks import validate
 from routed.settings.tree import override
 from routed.tasks import TASKS, worlds
-from routed.tasks.labelled_tables import Row, read_table
 from routed.training.sample_checks import warn_of_tuning
 
 LABELS = ("negative", "positive")

@@ -15,8 +15,8 @@ from jaxtyping import Float32, Int32
 from tqdm import tqdm
 
 from routed.contracts import UserError
+from routed.papers.labelled_tables import Row, read_table
 from routed.system import files
-from routed.tasks.labelled_tables import Row, read_table
 
 #: Artificial embeddings: languages, dimensions, training and test sentences of each language.
 LANGUAGES, DIMS, TRAIN, TEST = 4, 16, 400, 200

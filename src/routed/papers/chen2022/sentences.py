@@ -14,10 +14,10 @@ from ml_collections import ConfigDict
 from routed.contracts import Batch, UserError
 from routed.papers.chen2022 import sentence_files
 from routed.papers.chen2022.sentence_files import Sentences
+from routed.papers.labelled_tables import LABELS
 from routed.settings.setting import Setting, one_of, refuse
 from routed.tasks.image_files import digest
 from routed.tasks.images import in_turn
-from routed.tasks.labelled_tables import LABELS
 from routed.tasks.task import Task, World
 
 

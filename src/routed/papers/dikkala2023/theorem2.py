@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Scalar
 
 from routed.contracts import AT_LEAST_0, FROM_MINUS_1_TO_1, Column
+from routed.papers.affine import affine_of, is_affine
 from routed.routers import EXAMPLES
 from routed.tasks import worlds
-from routed.training.affine import affine_of, is_affine
 from routed.training.probes import Evaluation, Probe
 from routed.training.sample_problem import SampleProblem
 

@@ -35,7 +35,7 @@ from jaxtyping import Array, Float, Int, Scalar
 
 from routed.contracts import AT_LEAST_0, Column
 from routed.experts.expert import Affine
-from routed.training.affine import affine_of, is_affine
+from routed.papers.affine import affine_of, is_affine
 from routed.training.probes import Block, Evaluation, Probe
 from routed.training.sample_problem import SampleProblem
 

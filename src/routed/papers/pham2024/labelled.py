@@ -16,8 +16,8 @@ from jaxtyping import Integer
 from ml_collections import ConfigDict
 
 from routed.contracts import TextBatch, UserError
+from routed.papers.labelled_tables import LABELS, Row, read_table
 from routed.settings.setting import Setting, refuse
-from routed.tasks.labelled_tables import LABELS, Row, read_table
 from routed.tasks.text import cache, tokenizers
 from routed.tasks.text.corpus import Corpus
 from routed.tasks.text.documents import Source
