@@ -13,9 +13,8 @@ from routed import trace
 from routed.contracts import UserError
 from routed.layer.rule import SelectionRule
 from routed.layer.selection import capacity
-from routed.metrics import information
 from routed.trace import __main__ as command
-from routed.trace import analysis, counts, numbers, tokens
+from routed.trace import analysis, counts, information, numbers, tokens
 
 RNG = np.random.default_rng(1)
 LAYERS, TOKENS, EXPERTS, K, ROWS = 3, 600, 5, 2, 30

@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 from absl import logging as log
 
-from routed.metrics import information
 from routed.routers.fixed import balanced_table
-from routed.trace import counts, evidence, features, numbers, similarity
+from routed.trace import counts, evidence, features, information, numbers, similarity
 from routed.trace.arrays import top
 from routed.trace.format import Trace, stripes
 from routed.trace.tokens import Conditional, Tokens, dense, labels_within_ids, make_tokens, tokens_of

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from routed.contracts import UserError
-from routed.metrics import information
+from routed.trace import information
 from routed.trace.format import STRIPE, Arrays, with_slices
 from routed.trace.tokens import Conditional, Tokens
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from routed.metrics import information
+from routed.trace import information
 from routed.trace.numbers import LEVEL
 from routed.trace.tokens import Conditional, Tokens
 

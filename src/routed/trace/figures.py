@@ -17,7 +17,7 @@ from routed.analysis.plots.frame import COLOURS
 from routed.analysis.plots.pictures import Scheme
 from routed.analysis.plots.scales import padded
 from routed.analysis.statistics import Estimate
-from routed.metrics import information
+from routed.trace import information
 from routed.trace.analysis import Analysis
 from routed.trace.evidence import short_names
 from routed.trace.numbers import NUMBERS

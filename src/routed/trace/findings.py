@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from routed.analysis.wording import paragraphs
-from routed.metrics import information
+from routed.trace import information
 from routed.trace.analysis import Analysis
 from routed.trace.evidence import NAMED, Followed, among, followed, short_names
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from routed.metrics import information
 from routed.metrics.load import DEAD_SHARE, DEAD_TOKENS
+from routed.trace import information
 from routed.trace.counts import BATCH, FACTORS, Counts, capacity
 
 #: Draws of the bootstrap over groups of sequences, and its level.

@@ -14,8 +14,7 @@ from jaxtyping import Float, Int, Num
 from scipy.optimize import linear_sum_assignment
 
 from routed.contracts import UserError
-from routed.metrics import information
-from routed.trace import features
+from routed.trace import features, information
 from routed.trace.arrays import top
 from routed.trace.counts import Sums, accumulate
 from routed.trace.format import Trace, stripes, token_column, with_slices
