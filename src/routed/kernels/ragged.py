@@ -80,13 +80,6 @@ def sorted_outputs(
     return Sorted(_blocks(expert, size, params, rows, jnp.cumsum(sizes) - sizes, sizes), row, token)
 
 
-def one_by_one(
-    expert: ExpertFunction, params, x: Float[Array, "T ..."], of: Callable[[Float[Array, "T O"]], Float[Array, " T"]]
-) -> Float[Array, "T E"]:
-    """Applies a function to the outputs of every expert on every token, one expert after the other; for no gradient."""
-    return jax.lax.map(lambda weights: jnp.broadcast_to(of(alone(expert, weights, x)), len(x)), params).T
-
-
 def _order(routing: Routing) -> tuple[Int[Array, " A"], Int[Array, " E"]]:
     """Returns each assignment's row, sorted by expert with dropped ones last, and the number of rows of each expert."""
     experts = routing.scores.shape[1]

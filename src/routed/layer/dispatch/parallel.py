@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import ExpertFunction, Queues, Routing, SoftRouting, UserError
 from routed.kernels.ragged import ragged
-from routed.layer.dispatch.direct import combine_weights, combined, slots
+from routed.layer.dispatch.direct import slots
 from routed.layer.rule import SelectionRule
 from routed.layer.selection import groupless, select
 
@@ -87,36 +87,6 @@ def parallel_select(
 
     mapped = jax.shard_map(local, mesh=mesh, in_specs=(BOTH, BOTH, BOTH, P()), out_specs=BOTH)
     return mapped(scores, preference, mask, bias)
-
-
-def parallel_outputs(expert: ExpertFunction, mesh: Mesh, params, x: Float[Array, "T ..."]) -> Float[Array, "E T O"]:
-    """Returns outputs of all experts on all tokens: a device has those of its experts on its replica's tokens."""
-
-    def local(params, x):
-        tokens = jax.lax.all_gather(x, EXPERT, tiled=True)
-        outputs = jax.vmap(expert, in_axes=(0, None))(params, tokens)
-        # A constant expert has one row for all.
-        return jnp.broadcast_to(outputs, (len(outputs), len(tokens), *outputs.shape[2:]))
-
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(P(EXPERT), BOTH), out_specs=P(EXPERT, DATA), check_vma=False)
-    return mapped(params, x)
-
-
-def parallel_combined(
-    mesh: Mesh, routing: Routing | SoftRouting, outputs: Float[Array, "E T O"]
-) -> Float[Array, "T O"]:
-    """Applies `combined` to shared outputs: weights travel to the experts, and sums of their outputs to the tokens."""
-
-    def local(routing, outputs):
-        tokens = len(routing.scores)
-        if isinstance(routing, Routing):
-            routing = routing._replace(token=routing.token - jax.lax.axis_index((DATA, EXPERT)) * tokens)
-        weight = jax.lax.all_to_all(combine_weights(routing), EXPERT, split_axis=1, concat_axis=0, tiled=True)
-        sums = combined(SoftRouting(weight, weight), outputs)
-        return jax.lax.psum_scatter(sums, EXPERT, tiled=True)
-
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(BOTH, P(EXPERT, DATA)), out_specs=BOTH, check_vma=False)
-    return mapped(routing, outputs)
 
 
 def exchange(run, params, filled: Float[Array, "E S ..."]) -> Float[Array, "E S O"]:

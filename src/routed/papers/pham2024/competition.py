@@ -23,13 +23,13 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Scalar
 
 from routed.contracts import Routing, SoftRouting
 from routed.contracts.ties import is_highest
-from routed.kernels.ragged import one_by_one, sorted_outputs
+from routed.kernels.ragged import sorted_outputs
 from routed.layer.dispatch.direct import combined
-from routed.layer.dispatch.parallel import parallel_combined, parallel_outputs
 from routed.layer.moe import Experts, MoE, Tokens, dispatch_of
 from routed.layer.rule import QUEUES, Selection, SelectionRule
 from routed.layer.selection import top_k
 from routed.papers.pham2024.competition_settings import EPOCH, SETTINGS, check
+from routed.papers.pham2024.every_expert import one_by_one, parallel_combined, parallel_outputs
 from routed.settings.tree import from_flat
 
 
