@@ -26,8 +26,8 @@ from routed.layer import auxiliary
 from routed.layer.dispatch import direct, ragged
 from routed.layer.rule import SelectionRule, selection_rule
 from routed.layer.selection import select
-from routed.metrics import agreement, entropies
-from routed.papers.chen2022 import patch_charts, patches
+from routed.metrics import entropies
+from routed.papers.chen2022 import lone_experts, patch_charts, patches
 from routed.papers.chen2022.released import softmax_cross_entropy
 from routed.plan import experiment
 from routed.plan.checks import validate, validate_sweep
@@ -369,7 +369,7 @@ def test_errors_of_experts_on_their_own_and_on_other_clusters():
     # Expert 0 favours cluster 1, where it errs on .1; elsewhere on .4 and .3. Expert 1 favours cluster 0: .2; elsewhere
     # .5 and .6.
     errors = np.array([[0.4, 0.2], [0.1, 0.5], [0.3, 0.6]])
-    assert agreement.group_errors(np.array([1, 0]), errors) == pytest.approx(
+    assert lone_experts.group_errors(np.array([1, 0]), errors) == pytest.approx(
         (0.15, 0.4)
     )  # (.1 + .2) / 2, (.3 + .5) / 2
 
@@ -377,7 +377,7 @@ def test_errors_of_experts_on_their_own_and_on_other_clusters():
 def test_hits_and_the_entropy_of_published_tables():
     # Expert 1 serves cluster 1, not 0; expert 2 has 1 of 1,511 samples, less than 1 % of 504, and does not count.
     counts = np.array([[800, 10, 1], [0, 700, 0]])
-    assert [agreement.group_hit(np.array(groups), counts) for groups in ([0, 0, 1], [0, 1, 1])] == [0.5, 1]
+    assert [lone_experts.group_hit(np.array(groups), counts) for groups in ([0, 0, 1], [0, 1, 1])] == [0.5, 1]
     cubic = [
         [0, 0, 3971, 0, 0, 0, 0, 0],
         [0, 0, 0, 0, 0, 4, 4005, 0],

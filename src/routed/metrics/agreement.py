@@ -6,8 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Scalar
 
-from routed.metrics.load import DEAD_SHARE
-
 
 def covered(counts: Float[Array, "C E"], share: float = 0.9) -> Bool[Array, " C"]:
     """Returns True for clusters with specialists.
@@ -33,22 +31,6 @@ def churns(choices: Int[np.ndarray, "N T k"]) -> dict[str, np.ndarray]:
         "churn": np.array([np.nan, *steps]),
         "churn_to_final": np.array([churn(moment, choices[-1]) for moment in choices]),
     }
-
-
-def group_hit(groups: np.ndarray, counts: np.ndarray) -> float:
-    """Returns the share of live experts whose largest cluster is the one in `groups` [E], from counts [C, E].
-
-    Live experts have at least 1 % of a fair load.
-    """
-    load = counts.sum(0)
-    live = load >= DEAD_SHARE * load.mean()
-    return float((counts.argmax(0) == groups)[live].mean())
-
-
-def group_errors(groups: np.ndarray, errors: Float[np.ndarray, "C E"]) -> tuple[float, float]:
-    """Returns the mean error of experts on their cluster in `groups` [E], and of their least errors elsewhere."""
-    favoured = np.arange(len(errors))[:, None] == groups[None]
-    return float(errors[favoured].mean()), float(np.where(favoured, np.inf, errors).min(0).mean())
 
 
 def agreement(counts: np.ndarray) -> dict[str, float]:

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from routed.experts import EXPERTS
 from routed.kernels.ragged import alone
-from routed.metrics import agreement
+from routed.metrics.load import DEAD_SHARE
 from routed.metrics.router import PROBE
 from routed.models.model import Model, ModelPart, Outputs
 from routed.models.single_layer import SITE
@@ -46,7 +46,7 @@ def _errors(problem: SampleProblem, history: dict[str, Any]) -> dict[str, np.nda
     """Returns the mean error of experts on their own cluster, and on the best of the others."""
     if (groups := history.get("groups")) is None:
         return {}
-    errors = [agreement.group_errors(groups[0], 1 - right) for right in history["alone"]]
+    errors = [group_errors(groups[0], 1 - right) for right in history["alone"]]
     return dict(zip((OWN_ERROR, OTHER_ERROR), np.array(errors).T, strict=True))
 
 
@@ -54,11 +54,27 @@ def _hits(problem: SampleProblem, history: dict[str, Any]) -> dict[str, np.ndarr
     """Returns the share of live experts that serve their group's cluster, and where the samples of groups go."""
     if (groups := history.get("groups")) is None:
         return {}
-    rules = {"group_hit": agreement.group_hit, "group_share": group_share, "group_gap": group_gap}
+    rules = {"group_hit": group_hit, "group_share": group_share, "group_gap": group_gap}
     return {
         f"router/{name}": np.array([rule(groups[0], counts) for counts in history["counts"]])
         for name, rule in rules.items()
     }
+
+
+def group_hit(groups: np.ndarray, counts: np.ndarray) -> float:
+    """Returns the share of live experts whose largest cluster is the one in `groups` [E], from counts [C, E].
+
+    Live experts have at least 1 % of a fair load.
+    """
+    load = counts.sum(0)
+    live = load >= DEAD_SHARE * load.mean()
+    return float((counts.argmax(0) == groups)[live].mean())
+
+
+def group_errors(groups: np.ndarray, errors: Float[np.ndarray, "C E"]) -> tuple[float, float]:
+    """Returns the mean error of experts on their cluster in `groups` [E], and of their least errors elsewhere."""
+    favoured = _members(groups, len(errors))
+    return float(errors[favoured].mean()), float(np.where(favoured, np.inf, errors).min(0).mean())
 
 
 def group_share(groups: np.ndarray, counts: np.ndarray) -> float:
