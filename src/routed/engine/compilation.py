@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,38 +38,6 @@ LITTLE_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_u
 LESS_EFFORT: dict[str, Any] = {"xla_backend_optimization_level": 1}
 
 
-class Start(Protocol):
-    """Draws the worlds of all runs and their states at step 0: (worlds, states)."""
-
-    def __call__(self, seeds: Any, traced: Any, shared: Any, /) -> tuple[Any, Any]: ...
-
-
-class Advance(Protocol):
-    """Takes `steps` training steps of the active runs: the new states. Takes the memory of the old ones."""
-
-    def __call__(
-        self, active: Any, steps: Any, seeds: Any, traced: Any, worlds: Any, states: Any, feed: Any, shared: Any, /
-    ) -> Any: ...
-
-
-class Record(Protocol):
-    """Evaluates the active runs: states with one more row of history. Takes the memory of the old ones."""
-
-    def __call__(self, active: Any, seeds: Any, traced: Any, worlds: Any, states: Any, shared: Any, /) -> Any: ...
-
-
-class PlaceTree(Protocol):
-    """Puts a tree of the host's arrays on the devices; with several processes, each puts its own part."""
-
-    def __call__(self, tree: Any, /) -> Any: ...
-
-
-class Remember(Protocol):
-    """Extracts, from parameters and model states, the memory that the next evaluation compares with."""
-
-    def __call__(self, params: Any, state: Any, /) -> Any: ...
-
-
 class Compiled(NamedTuple):
     """The program of a group, compiled for batches of `runs` runs.
 
@@ -80,14 +48,21 @@ class Compiled(NamedTuple):
 
     problem: ProblemPart
     runs: int
-    start: Start
-    advance: Advance
-    record: Record
-    place: PlaceTree
+    #: (seeds, traced, shared): draws the worlds of all runs and their states at step 0, and returns both.
+    start: Callable[..., Any]
+    #: (active, steps, seeds, traced, worlds, states, feed, shared): takes `steps` training steps of the active runs,
+    #: and returns the new states. Takes the memory of the old ones.
+    advance: Callable[..., Any]
+    #: (active, seeds, traced, worlds, states, shared): evaluates the active runs, and returns states with one more row
+    #: of history. Takes the memory of the old ones.
+    record: Callable[..., Any]
+    #: Put a tree of the host's arrays on the devices; with several processes, each puts its own part.
+    place: Callable[..., Any]
     local: LocalSlice
-    place_feed: PlaceTree
-    place_shared: PlaceTree
-    remember: Remember
+    place_feed: Callable[..., Any]
+    place_shared: Callable[..., Any]
+    #: (params, state): extracts the memory that the next evaluation compares with.
+    remember: Callable[..., Any]
     batching: str
     devices: int
     brief: bool
@@ -104,7 +79,7 @@ class Lowerings(NamedTuple):
     worlds: Any  # shapes
     states: Any
     batch: NamedSharding  # of the feed, [runs, steps, rows, ...]
-    remember: Remember
+    remember: Callable[..., Any]
     problem: ProblemPart
 
 
