@@ -203,7 +203,8 @@ def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:
     """Writes one HTML file that opens offline."""
     title = parts[0]["name"] if len(parts) == 1 else "Overview"
     question = parts[0]["question"] if len(parts) == 1 else f"What {len(parts)} experiments found."
-    overview = every_claim(parts) if len(parts) > 1 else []
+    claims = [claim | {"workdir": part["name"]} for part in parts for claim in part["claims"]]
+    overview = sorted(claims, key=lambda claim: (claim["id"], claim["workdir"])) if len(parts) > 1 else []
     alive = any(part["maps"] or any(figure["panels"] for figure in part["figures"]) for part in parts)
     filled = lambda: render(  # noqa: E731
         "analysis/report.html",
@@ -276,12 +277,6 @@ def by_source(claims: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     for claim in claims:
         claims_by_source.setdefault(claim["id"].partition(".")[0], []).append(claim)
     return claims_by_source
-
-
-def every_claim(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the claims of several workdirs with the name of the workdir, sorted by id."""
-    claims = [claim | {"workdir": part["name"]} for part in parts for claim in part["claims"]]
-    return sorted(claims, key=lambda claim: (claim["id"], claim["workdir"]))
 
 
 def _rows_description(summary: pd.DataFrame, swept: list[str]) -> str:

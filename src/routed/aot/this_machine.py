@@ -48,7 +48,8 @@ def describe(runs: list[Run], mesh: Mesh) -> str:
         worlds, states = shapes_of_run(group.config, group.pool)
         parameters = sum(a.size for a in jax.tree.leaves(states["params"]))
         size = group.size * sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((worlds, states)))
-        timed = max(timings, key=lambda timed: (timed.group is group, _settings_in_common(timed.group, group)))
+        settings = flatten(group.config).items()
+        timed = max(timings, key=lambda each: (each.group is group, len(settings & flatten(each.group.config).items())))
         seconds = _seconds(group, timed)
         total += seconds + timed.compiling
         source = f"not compiled, scaled from {timed.group.name} by FLOPs"
@@ -85,11 +86,6 @@ def _time_largest(groups: list[Group], mesh: Mesh) -> list[Timed]:
     if scaled := len(groups) - len(timings):
         log.info("the other %d programs are scaled by FLOPs", scaled)
     return timings
-
-
-def _settings_in_common(first: Group, second: Group) -> int:
-    """Counts the settings in which two groups agree."""
-    return len(flatten(first.config).items() & flatten(second.config).items())
 
 
 def _seconds(group: Group, timed: Timed) -> float:

@@ -23,17 +23,13 @@ def list_figures(module: types.ModuleType, path: str, config: ConfigDict) -> str
         sweep = figure_of(module, shown).sweep(shown)
         arms = dict.fromkeys(arm for point in sweep for arm in point.get("arms", shown.arms))
         lines.append(f"  {name or '(headline)':{width}}  {figure.line}")
-        keys = ", ".join(sorted(_swept(sweep)))
+        keys = ", ".join(sorted({key for point in sweep for key in point if key not in ("arms", "seeds")}))
         points = f"{len(sweep)} point{'s' * (len(sweep) > 1)}" + (f" of {keys}" if keys else "")
         lines.append(f"  {'':{width}}  {points}; {', '.join(arms)}")
     scales = getattr(module, "SCALES", SCALES)
     lines += ["", f"scales: {', '.join(scales)} (points and arms above: {config.scale})"]
     lines.append(f"run one: routed run --config={path}[:FIGURE[,SCALE]]; settings: --list=settings")
     return "\n".join(lines)
-
-
-def _swept(sweep) -> set[str]:
-    return {key for point in sweep for key in point if key not in ("arms", "seeds")}
 
 
 def list_settings(config: ConfigDict, runs: list[Run]) -> str:

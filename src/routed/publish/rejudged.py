@@ -42,7 +42,8 @@ def rejudge(root: pathlib.Path, is_written: bool, named: Sequence[str] = ()) -> 
         agreeing += not changes
         if changes and is_written:
             committed.store(folder, tables)
-    old_pages = [path for path, text in published.pages(root).items() if not _is(path, text)]
+    pages = published.pages(root).items()
+    old_pages = [path for path, text in pages if not (path.is_file() and path.read_bytes() == text.encode())]
     for path in old_pages:
         files.tell(f"{path.name}: differs from its tables")
     if is_written:
@@ -50,10 +51,6 @@ def rejudge(root: pathlib.Path, is_written: bool, named: Sequence[str] = ()) -> 
     differing = len(folders) - agreeing - missing
     files.tell(f"{agreeing} agree, {differing} differ, {missing} have no values per seed")
     return not (differing or old_pages)
-
-
-def _is(path: pathlib.Path, text: str) -> bool:
-    return path.is_file() and path.read_bytes() == text.encode()
 
 
 def differences(folder: pathlib.Path, tables: dict[str, str]) -> list[str]:
