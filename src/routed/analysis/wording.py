@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jinja2
@@ -32,6 +33,20 @@ def render(template: str, **values: Any) -> str:
 def paragraphs(template: str, **values: Any) -> list[str]:
     """Returns the paragraphs of a text template, filled in and without line breaks; empty ones are left out."""
     return [" ".join(text.split()) for text in re.split(r"\n\s*\n", render(template, **values)) if text.strip()]
+
+
+def listed(numbers: Sequence[int], name: Callable[[int], str] = str) -> str:
+    """Returns the names of numbers as text: 1, 2 and 5 to 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [
+        part for run in runs for part in ([f"{name(run[0])} to {name(run[-1])}"] if len(run) > 2 else map(name, run))
+    ]
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def shown_share(part: dict[str, Any]) -> str:

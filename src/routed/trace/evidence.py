@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from routed.analysis.wording import listed
 from routed.trace import information
 from routed.trace.numbers import LEVEL
 from routed.trace.tokens import Conditional, Tokens
@@ -143,14 +144,4 @@ def among(indices: Sequence[int], names: Sequence[str]) -> str:
     """Returns "layer 3", "layers 2 and 3", "layers 0 to 4 and 7" or "all 4 layers"."""
     if len(indices) == len(names) > 1:
         return f"all {len(names)} layers" if len(names) > 2 else "both layers"
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and runs[-1][-1] == index - 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    parts = []
-    for run in runs:
-        parts += [f"{names[run[0]]} to {names[run[-1]]}"] if len(run) > 2 else [names[index] for index in run]
-    listed = " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
-    return f"layer{'s' if len(indices) > 1 else ''} {listed}"
+    return f"layer{'s' if len(indices) > 1 else ''} {listed(indices, names.__getitem__)}"

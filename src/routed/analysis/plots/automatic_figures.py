@@ -17,7 +17,7 @@ from routed.analysis.plots.chart import Chart
 from routed.analysis.plots.frame import Data, defined
 from routed.analysis.plots.scales import label_of
 from routed.analysis.plots.swept import MOST, ONTO
-from routed.analysis.wording import paragraphs
+from routed.analysis.wording import listed, paragraphs
 from routed.engine.rows import format_value
 from routed.training.probes import own_columns
 
@@ -147,7 +147,7 @@ def captions(pairs: Sequence[tuple[Spec, Chart]], data: Data) -> list[str]:
             of=specs.index(spec["of"]) + 1 if "of" in spec else None,
             settled=settled,
             beside=beside,
-            listed=_listed(beside) if beside else "",
+            listed=listed(beside),
         )
         texts.append(" ".join(sentences))
     return texts
@@ -171,15 +171,3 @@ def _spread(values: list[Any]) -> list[Any]:
     """Returns at most `MOST` of the values, spread evenly over them, with both ends."""
     indices = np.linspace(0, len(values) - 1, min(MOST, len(values))).round().astype(int)
     return [values[index] for index in indices]
-
-
-def _listed(numbers: list[int]) -> str:
-    """Returns numbers as text: 1, 2 and 5 to 7."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [part for run in runs for part in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
-    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
