@@ -13,7 +13,7 @@ from typing import Any
 from routed.contracts import UserError
 from routed.engine.results import load
 from routed.plan.experiment import configure, portable_spec
-from routed.plan.workdir import default_workdir
+from routed.plan.workdir import default_workdir, texts
 from routed.system import files, signals
 
 
@@ -40,20 +40,13 @@ def run(
     Raises:
       UserError: no such experiment, an impossible setting, or a run that failed.
     """
-    spec, overrides = str(experiment), [f"{key}={as_text(value)}" for key, value in (settings or {}).items()]
-    sweeps = [f"{key}={','.join(map(as_text, values))}" for key, values in (sweep or {}).items()]
+    spec, overrides = str(experiment), [f"{key}={','.join(texts(value))}" for key, value in (settings or {}).items()]
+    sweeps = [f"{key}={','.join(','.join(texts(value)) for value in values)}" for key, values in (sweep or {}).items()]
     _, config = configure(spec, overrides)  # refuses mistakes here, where the caller sees the error
     folder = files.folder(workdir or default_workdir(portable_spec(spec), config, overrides, sweeps, ""))
     options = [f"--config.{text}" for text in overrides] + [f"--sweep={text}" for text in sweeps]
     _execute([sys.executable, "-m", "routed.main", f"--config={spec}", f"--workdir={folder}", *options])
     return load(folder) | {"workdir": folder}
-
-
-def as_text(value: Any) -> str:
-    """Returns a value as on the command line: true and false in lower case, commas between the values of a tuple."""
-    if isinstance(value, list | tuple):
-        return ",".join(map(as_text, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _execute(command: list[str]) -> None:

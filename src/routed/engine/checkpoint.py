@@ -216,11 +216,6 @@ def _read(path: pathlib.Path, like: Any) -> Any:
         return ocp.load(_state(path), like)
 
 
-def clear(root: pathlib.Path) -> None:
-    """Removes the checkpoints of a batch whose runs are finished."""
-    files.remove(root)
-
-
 def _state(path: pathlib.Path) -> pathlib.Path:
     """The folder in which Orbax stores the state of a checkpoint."""
     return (path if files.remote(path) else path.absolute()) / "state"

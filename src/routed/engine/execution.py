@@ -26,7 +26,7 @@ from routed.plan.config import problem_of, traced
 from routed.plan.run import Run
 from routed.plan.runs import groups
 from routed.settings.tree import override
-from routed.system import hosts, signals
+from routed.system import files, hosts, signals
 from routed.system.platform import platform_of
 from routed.system.progress import Progress, Work
 from routed.training.problem import ProblemPart
@@ -103,7 +103,7 @@ def execute(
         pages = EarlyPages(report) if report and hosts.is_first() else None
         _run(runs, done, last_rows, workdir, mesh, pages, watching)
     else:
-        hosts.once(lambda: checkpoint.clear(workdir / "checkpoints"))
+        hosts.once(lambda: files.remove(workdir / "checkpoints"))
     return hosts.first_process_first(lambda: finish(workdir, runs))
 
 
@@ -211,7 +211,7 @@ def write_finished(
 
     def write() -> None:
         tables.add_part(workdir, rows, maps)
-        checkpoint.clear(workdir / "checkpoints")
+        files.remove(workdir / "checkpoints")
 
     hosts.once(write)
     return last_rows

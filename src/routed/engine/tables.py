@@ -54,11 +54,7 @@ def add_part(workdir: pathlib.Path, rows: list[dict[str, Any]], maps: Mapping[st
 
 
 def _write_part(workdir: pathlib.Path, kind: str, content: bytes) -> None:
-    files.write(workdir / PARTS / f"{_name(content)}.{kind}", content)
-
-
-def _name(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:32]
+    files.write(workdir / PARTS / f"{stored.digest(content)}.{kind}", content)
 
 
 def _parts(workdir: pathlib.Path, kind: str) -> Iterator[bytes]:
@@ -70,7 +66,7 @@ def _parts(workdir: pathlib.Path, kind: str) -> Iterator[bytes]:
                 content = path.read_bytes()
             except FileNotFoundError:  # merged by another process since it was listed
                 continue
-        if _name(content) == path.stem:
+        if stored.digest(content) == path.stem:
             yield content
         else:
             log.warning("%s is damaged: its runs are run again, and no others", path)

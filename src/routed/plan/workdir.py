@@ -39,15 +39,15 @@ def default_workdir(experiment: str, config: ConfigDict, overrides: list[str], s
     name, full_name = _names(split(experiment)[0])
     scale = config.scale if config.scale != "default" else ""
     keys = {text.partition("=")[0] for text in overrides} - ELSEWHERE
-    values = {key: _texts(value_of(config, key)) for key in sorted(keys)}
+    values = {key: texts(value_of(config, key)) for key in sorted(keys)}
     swept = {key: text.split(",") for key, _, text in (sweep.partition("=") for sweep in sweeps)}
-    points = {key: [_texts(parse(config, key, value)) for value in swept[key]] for key in sorted(swept)}
+    points = {key: [texts(parse(config, key, value)) for value in swept[key]] for key in sorted(swept)}
     parts = [part for part in (name, config.figure, scale) if part]
     parts += [f"{key}={'+'.join(value)}" for key, value in values.items()]
     parts += [f"{key}={','.join(map('+'.join, axis))}" + "," * (len(axis) == 1) for key, axis in points.items()]
     whole, end = "-".join(parts), f"-shard{shard.replace('/', 'of')}" if shard else ""
-    texts = itertools.chain([full_name, config.figure, scale], *values.values(), *itertools.chain(*points.values()))
-    if len(whole) <= LONGEST and all(PLAIN.fullmatch(text) for text in texts):
+    named = itertools.chain([full_name, config.figure, scale], *values.values(), *itertools.chain(*points.values()))
+    if len(whole) <= LONGEST and all(PLAIN.fullmatch(text) for text in named):
         return f"runs/{whole}{end}"
     command = json.dumps([full_name, config.figure, scale, values, points])
     cleaned = re.sub(r"[^A-Za-z0-9_.,=+-]+", "_", whole)[:LONGEST]
@@ -66,8 +66,8 @@ def _names(experiment: str) -> tuple[str, str]:
     return (name, name) if is_unique and name not in packaged() else (file.stem, f"./{path}")
 
 
-def _texts(value: Any) -> list[str]:
-    """A value as on the command line; a tuple's values one by one."""
-    if isinstance(value, tuple):
-        return [text for element in value for text in _texts(element)]
+def texts(value: Any) -> list[str]:
+    """Returns a value as on the command line; a tuple's values one by one."""
+    if isinstance(value, list | tuple):
+        return [text for element in value for text in texts(element)]
     return [str(value).lower() if isinstance(value, bool) else str(value)]
