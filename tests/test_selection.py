@@ -218,12 +218,6 @@ def test_a_bias_chooses_but_does_not_weigh_and_has_no_gradient():
         assert not of_bias.any()
 
 
-def test_a_preference_chooses_but_does_not_weigh():
-    routing = select(SelectionRule(), log([[1, 4]]), preference=log([[9, 4]]))
-    assert routing.expert.tolist() == [0]
-    np.testing.assert_allclose(routing.weight, [1 / 5], rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", SELECTIONS)
 @pytest.mark.parametrize("group_size", [0, 4])
 def test_padding_takes_no_place(name, group_size):
