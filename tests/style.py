@@ -27,8 +27,8 @@ LIMITS = {
     "documents: sentences over 28 words": 2,
     "documents: words": 54_080,
     "experiments: docstrings over 40 lines": 0,
-    "lines: all of src": 46_300,
-    "lines: core": 27_000,
+    "lines: all of src": 46_200,
+    "lines: core": 25_700,
 }
 TOOLS = {"publish", "trace", "suite", "bench", "aot", "tools"}
 QUESTIONS = ("What ", "Which ", "Whether ", "Where ", "Who ", "How ", "When ", "Of ", "That ", "As ", "Does ", "Is it ")

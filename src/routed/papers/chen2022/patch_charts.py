@@ -109,7 +109,7 @@ EXAMPLES_PLOT = Plot(
 NEIGHBOURS, GRID = 15, 120
 #: Colours of the two predicted classes on the map (alternating with the vote), the same on light and dark grounds.
 CLASSES = np.array([[243, 230, 218], [221, 233, 242]], np.uint8)
-#: Titles of the products, in the order of `routed.data.patches.watch`.
+#: Titles of the products, in the order of `patches.watch`.
 PRODUCTS = ("expert and feature", "expert and centre", "router and feature", "router and centre")
 
 
