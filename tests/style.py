@@ -25,9 +25,9 @@ LIMITS = {
     'code: tests `"key" in config`': 4,
     "documents: lines over 100 characters": 0,
     "documents: sentences over 28 words": 2,
-    "documents: words": 54_080,
+    "documents: words": 53_900,
     "experiments: docstrings over 40 lines": 0,
-    "lines: all of src": 46_200,
+    "lines: all of src": 46_220,
     "lines: core": 25_700,
 }
 TOOLS = {"publish", "trace", "suite", "bench", "aot", "tools"}
