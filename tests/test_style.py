@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from tests import style
+from tests import faults, style
 from tests.conftest import pytest_report_header
 
 
@@ -71,3 +71,9 @@ def test_pytest_prints_the_table_before_the_whole_suite(pytestconfig, monkeypatc
     assert pytest_report_header(pytestconfig) == style.table().splitlines()
     monkeypatch.setattr(pytestconfig.option, "file_or_dir", ["tests/test_style.py"])
     assert pytest_report_header(pytestconfig) is None
+
+
+def test_each_fault_can_be_planted():
+    """Each line of golden/faults.txt holds a text that its file has once, and names test files."""
+    for fault in faults.faults():
+        assert fault.new != fault.old and all(pathlib.Path(faults.ROOT, name).exists() for name in fault.tests), fault
