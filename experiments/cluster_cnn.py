@@ -35,9 +35,9 @@ Cost on 2 free cores, minutes: headline 16, printed 25, activations 7, signals 3
 minute (docs/measurements/cluster.md).
 
 Found (docs/results/chen2022.md, without_page.md): 14 of 16 numbers of Table 3's mixtures are reproduced, 1 of 4 of
-Table 9, 14 of 18 of Tables 7 and 8, all orders and Theorem 4.1. As printed, linear experts do better than in the
-tables: 96 to 98 % instead of 88 to 96. Of 7 points that linear experts lack in setting 1 the second softmax takes about
-5, the scale 4, the gate 2.
+Table 9, 6 of 18 of Tables 7 and 8 (7 are open), all orders and Theorem 4.1. As printed, linear experts do better than
+in the tables: 96 to 98 % instead of 88 to 96. Of 7 points that linear experts lack in setting 1 the second softmax
+takes about 5, the scale 4, the gate 2.
 """
 
 from __future__ import annotations

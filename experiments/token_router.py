@@ -324,7 +324,7 @@ def claim_layers(config: ConfigDict) -> Iterator[Claim]:
     for name, point in others:
         id, side = name.replace(" ", "-"), LEARNED | point
         write = writer(config, effect=LAYERS_MARGIN)
-        statement = f"a hash in the {name} layers costs less than {LAYERS_MARGIN} nats"
+        statement = f"a hash in the {name} layers changes the loss by less than {LAYERS_MARGIN} nats"
         yield write.null(f"layers.{id}", statement, "not asked", side, LEARNED | none[1])
     if config.transformer.sparse_layers == len(KNOWN):
         named = {name: LEARNED | point for name, point in hashed(config).items()}
@@ -356,7 +356,7 @@ def claim_settles(config: ConfigDict) -> Iterator[Claim]:
     end = LEARNED | {"router.freeze_at": 1.0}
     for share in FREEZE[:-1]:
         early = LEARNED | {"router.freeze_at": share}
-        statement = f"a router frozen at {share:.0%} of training costs less than {MARGIN} nats"
+        statement = f"a router frozen at {share:.0%} of training changes the loss by less than {MARGIN} nats"
         yield writer(config).null(f"settles.{share:g}", statement, "not asked", early, end)
 
 

@@ -664,3 +664,5 @@ def test_unequal_tuning_is_said_in_words():
     rows = pd.concat([table().assign(rates="tuned"), tuning.assign(run="t" + tuning.run)], ignore_index=True)
     answer = dict(diagnosis.threats(rows, base(), ["data.samples", "rates"]))["Tuned per arm?"]
     assert answer == "unequal numbers of candidates: frozen 3, learned 2"
+    rows.loc[(rows.status == "tuning") & (rows.arm == "learned") & (rows.step == 10), "train/rate_scale"] = np.nan
+    assert dict(diagnosis.threats(rows, base(), ["data.samples", "rates"]))["Tuned per arm?"] == answer  # had diverged

@@ -4,6 +4,7 @@ import errno
 import inspect
 import itertools
 import json
+import logging
 import os
 import re
 import resource
@@ -585,6 +586,18 @@ def test_an_interruption_outside_of_training_ends_in_one_line(tiny, command, num
     found = process("-c", script, cwd=tiny.parent)
     assert found.returncode == 130
     assert re.fullmatch(r"\d\d:\d\d:\d\d interrupted: the same command goes on .*\n", found.stderr), found.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "shown"),
+    [
+        ("jax._src.xla_bridge", logging.INFO, False),
+        ("jax._src.xla_bridge", logging.WARNING, True),
+        ("absl", logging.INFO, True),
+    ],
+)
+def test_of_jax_s_lines_only_warnings_are_shown(name, level, shown):
+    assert commands._show(logging.LogRecord(name, level, "", 0, "no %s", ("TPU",), None)) == shown
 
 
 def test_a_signal_when_python_has_put_its_handlers_away_changes_nothing():

@@ -108,10 +108,19 @@ def test_sweeps_are_products_and_chains():
     samples, rates = product(data__samples=(1, 2)), product(rates=("paper",))
     assert chain(samples, rates) == ({"data.samples": 1}, {"data.samples": 2}, {"rates": "paper"})
     assert cross(samples, rates) == ({"data.samples": 1, "rates": "paper"}, {"data.samples": 2, "rates": "paper"})
-    assert points_of_flags(base(), ["seeds=1,2", "steps=500"]) == (
-        {"seeds": 1, "steps": 500},
-        {"seeds": 2, "steps": 500},
+    assert points_of_flags(base(), ["data.dim=1,2", "steps=500"]) == (
+        {"data.dim": 1, "steps": 500},
+        {"data.dim": 2, "steps": 500},
     )
+    for flag in ("seeds=2,4", "arms=learned,frozen"):
+        with pytest.raises(UserError, match="is no setting of a point; use --config"):
+            points_of_flags(base(), [flag])
+
+
+def test_a_setting_that_all_arms_set_themselves_is_refused(small):
+    balanced = override(small, {"arms": ("learned_top2", "learned_top2_balanced"), "selection.k": 3})
+    with pytest.raises(UserError, match=r"selection\.k does not reach learned_top2, learned_top2_balanced"):
+        plan_runs(balanced, ({},), ["selection.k"])
 
 
 def test_traced_points_share_a_group_and_static_ones_do_not(small):

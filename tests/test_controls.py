@@ -1,6 +1,7 @@
 """Controls control: any router is sharpened and frozen, state too; wrong routers are named, or left out."""
 
 import logging
+import pathlib
 from functools import partial
 
 import flax.linen as nn
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import controls, diagnosis
+from routed.analysis import controls, diagnosis, page
 from routed.contracts import UserError
 from routed.engine.results import described
 from routed.plan.config import canonical, problem_of, traced
@@ -165,6 +166,13 @@ def test_a_control_that_changed_nothing_is_named_and_no_effect():
     assert "initial partition and learning to route" in set(diagnosis.gap(table).part)
     assert not controls.failed(rows(**PATH | {"frozen_data": [4.0, 4.2]}), "test/loss")
     assert "learned" in controls.failed(rows(**PATH | {"learned": PATH["frozen"]}), "test/loss")  # it cannot learn
+
+
+def test_an_arm_that_a_later_command_ran_was_left_out_at_some_points(monkeypatch):
+    reasons = {"frozen_data": "has no rows", "frozen": "has no rows (at 1 of 2 points)", "oracle": "has none"}
+    monkeypatch.setattr(page.results, "stored_config", lambda folder: {"left_out": reasons})
+    told = page._left_out([pathlib.Path()], pd.DataFrame({"arm": ["frozen_data", "frozen"]}))
+    assert told == reasons | {"frozen_data": "has no rows (at some points)"}
 
 
 def test_what_was_left_out_is_told():

@@ -208,6 +208,10 @@ def test_a_map_of_many_cells_stays_small_and_says_where_the_numbers_are():
     figure = plots.draw(spec, data(table(axes, {"learned": 0.1, "frozen": 1.0}), axes))
     assert figure.panels[0].width < 600 and not charts.texts(figure.panels[0])
     assert figure.panels[0].title == "against frozen (numbers: see the table)"
+    drawing = data(table(axes), axes)
+    assert plots.PLOTS["phase"].caption(spec, drawing).startswith("Mean log(control / learned), paired")
+    drawing.axes = {**AXES, "test/loss": AXES["test/loss"]._replace(log=False)}
+    assert plots.PLOTS["phase"].caption(spec, drawing).startswith("Mean control - learned (nats), paired")
 
 
 def test_keys_of_the_file_that_points_name_are_shown_by_them():

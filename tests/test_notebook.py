@@ -29,6 +29,9 @@ def test_mistakes_are_told_before_a_process_starts(monkeypatch):
         routed.run("gmm_ruter:smoke")
     with pytest.raises(UserError, match=r"experts\.cuont.*did you mean"):
         routed.run("gmm_router:smoke", {"experts.cuont": 3})
+    for sweep in ({"tune.multipliers": [(0.3, 1.0), (3.0, 10.0)]}, {"router.name": "linear"}):
+        with pytest.raises(UserError, match="give a list of single values"):
+            routed.run("gmm_router:smoke", sweep=sweep)
 
 
 def test_the_error_of_a_failed_run_is_raised(capfd):

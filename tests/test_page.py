@@ -42,6 +42,19 @@ def test_arms_stand_best_first_against_the_fairest_control():
     assert "k-means" in found.headings[place].definition
 
 
+def test_losses_in_nats_stand_against_the_fairest_control_by_differences():
+    """Means of levels times 1 + .02 s, s = 0 to 3: frozen_data has .0515; .103, .412 and 1.03 are that much above."""
+    rows = table({"data.samples": (512,)}, LEVELS)
+    drawing = data(rows, ("data.samples",))
+    drawing.axes = {**drawing.axes, "test/loss": drawing.axes["test/loss"]._replace(log=False)}
+    found = arms.table(drawing.last, drawing, override(base(), {"data.samples": 512}))
+    place = [head.words for head in found.headings].index("against the fairest control")
+    cells = [line["cells"][place].value for line in found.lines]
+    assert cells[0] == "is it" and [float(cell) for cell in cells[1:]] == pytest.approx(
+        [0.0515, 0.3605, 0.9785], rel=0.03
+    )
+
+
 def test_without_a_fair_control_arms_stand_against_the_learned_router():
     found = made({"learned": 0.1, "frozen": 1.0})
     place = [head.words for head in found.headings].index("against the learned router")

@@ -8,12 +8,13 @@ from unittest import mock
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 from jax.sharding import Mesh
 
 from routed.analysis.paired_values import at_edge
 from routed.contracts import UserError
-from routed.engine import compilation, early_pages, execution, limits, results, rows
+from routed.engine import compilation, early_pages, execution, limits, results, rows, tables
 from routed.engine.compilation import compile_group
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute, make_groups
@@ -37,6 +38,18 @@ def train(config, sweep, path):
     runs = plan_runs(config, sweep)
     table = results.open_workdir(path, "test", config, sweep)
     return execute(runs, table, path, make_mesh(config))
+
+
+def test_a_workdir_has_the_value_of_a_swept_key_that_the_last_command_set(small, tmp_path):
+    def stored(config, *sweep):
+        results.open_workdir(tmp_path, "test", config, sweep)
+        return results.stored_config(tmp_path)["config"]["router.init_scale"]
+
+    scale, three = small.router.init_scale, override(small, {"router.init_scale": 3.0})
+    assert stored(small) == scale
+    tables.merge(tmp_path, pd.DataFrame({"run": ["a"], "arm": ["learned"], "seed": [0], "step": [0], "status": ["ok"]}))
+    assert stored(three, {"router.init_scale": 2.0}, {"router.init_scale": 3.0}) == scale  # of the rows before
+    assert stored(three) == 3.0  # swept by the command before
 
 
 def last(table, arm, column, **where):

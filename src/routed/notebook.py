@@ -38,8 +38,11 @@ def run(
       The tables of `routed.load`, and `workdir`.
 
     Raises:
-      UserError: no such experiment, an impossible setting, or a run that failed.
+      UserError: no such experiment, an impossible setting or sweep, or a run that failed.
     """
+    for key, values in (sweep or {}).items():
+        if isinstance(values, str) or any(len(texts(value)) != 1 for value in values):
+            raise UserError(f"sweep of {key}: give a list of single values; {values!r} has none, or tuples")
     spec, overrides = str(experiment), [f"{key}={','.join(texts(value))}" for key, value in (settings or {}).items()]
     sweeps = [f"{key}={','.join(','.join(texts(value)) for value in values)}" for key, values in (sweep or {}).items()]
     _, config = configure(spec, overrides)  # refuses mistakes here, where the caller sees the error

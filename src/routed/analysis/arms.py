@@ -12,7 +12,6 @@ from routed.analysis import diagnosis, digits, shapley, statistics
 from routed.analysis.paired_values import fair_gap, paired
 from routed.analysis.plots import curves, frame
 from routed.analysis.plots.frame import Data
-from routed.analysis.plots.paired import difference
 from routed.contracts import UserError
 from routed.engine.rows import format_value
 from routed.plan.arms import ARMS, REFERENCE, changes_of
@@ -145,7 +144,7 @@ def table(rows: pd.DataFrame, data: Data, config: ConfigDict) -> Table:
 
 def _rival(good: pd.DataFrame, data: Data) -> str | None:
     """Returns the fairest control at the point, or the learned router, or None if neither ran."""
-    fairest = fair_gap(good, data.loss)
+    fairest = fair_gap(good, data.loss, data.axes[data.loss].log)
     return fairest.name if fairest else REFERENCE if REFERENCE in set(good.arm) else None
 
 
@@ -190,12 +189,10 @@ def _beside(good: pd.DataFrame, arm: str, rival: str, data: Data) -> Cell:
     if arm == rival:
         return Cell("is it" if rival != REFERENCE else "–")
     log = data.axes[data.loss].log
-    if not log:
-        return _interval(difference(good, arm, data.loss) if rival == REFERENCE else statistics.estimate([]), "+")
-    fairest = fair_gap(good, data.loss) if arm == REFERENCE else None
-    logs = fairest.estimate if fairest else statistics.estimate(paired(good, rival, arm, data.loss))
-    mean, low, high = (float(np.exp(-end)) for end in (logs.mean, logs.high, logs.low))
-    return _interval(statistics.Estimate(mean, low, high, logs.n))
+    fairest = fair_gap(good, data.loss, log) if arm == REFERENCE else None
+    ahead = fairest.estimate if fairest else statistics.estimate(paired(good, rival, arm, data.loss, log))
+    mean, low, high = (float(np.exp(-end)) if log else -end for end in (ahead.mean, ahead.high, ahead.low))
+    return _interval(statistics.Estimate(mean, low, high, ahead.n), "" if log else "+")
 
 
 def _large(value: float | None) -> str:

@@ -157,7 +157,8 @@ def _tuned(table: pd.DataFrame, rows: pd.DataFrame, config: ConfigDict, swept: l
     tuning = table[table.status == "tuning"]
     if "rates" not in swept and not len(tuning):
         return None
-    rates = tuning.reindex(columns=["arm", *swept, "train/rate_scale", "train/router_rate"]).drop_duplicates()
+    rates = tuning.reindex(columns=["arm", *swept, "train/rate_scale", "train/router_rate"])
+    rates = rates.dropna(subset="train/rate_scale").drop_duplicates()  # a row without: the run had diverged
     tried = rates.groupby(["arm", *swept]).size().groupby("arm").max()
     tuned = rows[rows.rates == "tuned"] if "rates" in rows else rows
     return {
@@ -171,6 +172,7 @@ def _chosen(runs: pd.DataFrame) -> str:
     """Returns the multipliers that tuning chose for an arm, with the router's rate where it was chosen too."""
     pairs = (
         runs.reindex(columns=["train/rate_scale", "train/router_rate"])
+        .dropna(subset="train/rate_scale")
         .drop_duplicates()
         .sort_values("train/rate_scale")
     )

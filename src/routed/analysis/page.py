@@ -161,7 +161,7 @@ def make_part(
         "horizon": config.gate.horizon,
         "threats": [
             *diagnosis.threats(table, config, swept),
-            ("Controls", controls.named(last, swept, problem_of(config).loss, _left_out(joined))),
+            ("Controls", controls.named(last, swept, problem_of(config).loss, _left_out(joined, table))),
         ],
         "figures": figures,
         "left_out": [],
@@ -191,12 +191,13 @@ def _figure(figure: Drawn, columns: Mapping[str, Column], workdir: str) -> dict[
     }
 
 
-def _left_out(joined: list[pathlib.Path]) -> dict[str, str]:
-    """Returns the reason of each arm that did not run, of all folders."""
+def _left_out(joined: list[pathlib.Path], table: pd.DataFrame) -> dict[str, str]:
+    """Returns the reason of each arm that did not run, of all folders; a later command may have run it."""
     reasons: dict[str, str] = {}
     for folder in joined:
         reasons |= results.stored_config(folder).get("left_out", {})
-    return reasons
+    ran = {arm for arm in reasons if " (at " not in reasons[arm]} & {*table.arm}
+    return {arm: reason + " (at some points)" * (arm in ran) for arm, reason in reasons.items()}
 
 
 def write_page(path: pathlib.Path, parts: list[dict[str, Any]]) -> None:

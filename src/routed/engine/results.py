@@ -62,7 +62,7 @@ def open_workdir(
         _refuse_other_settings(path, stored, flat, active - {*swept})
         _refuse_other_seed(path, stored, config, sweep)
         # A key swept only now was constant in the stored rows: its value of then stays in config.json.
-        flat |= {key: stored["config"][key] for key in swept if key in stored["config"]}
+        flat |= {key: value for key, value in stored["config"].items() if key in {*swept} - {*stored["swept"]}}
         if new := [key for key in swept if key not in table]:
             for key in new:
                 table.insert(1, key, plain_value(flat[key]))

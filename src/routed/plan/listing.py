@@ -27,8 +27,10 @@ def list_figures(module: types.ModuleType, path: str, config: ConfigDict) -> str
         points = f"{len(sweep)} point{'s' * (len(sweep) > 1)}" + (f" of {keys}" if keys else "")
         lines.append(f"  {'':{width}}  {points}; {', '.join(arms)}")
     scales = getattr(module, "SCALES", SCALES)
-    lines += ["", f"scales: {', '.join(scales)} (points and arms above: {config.scale})"]
-    lines.append(f"run one: routed run --config={path}[:FIGURE[,SCALE]]; settings: --list=settings")
+    lines += ["", f"scales: {', '.join(scales)} (above: {config.scale}, the file's own points and arms)"]
+    lines.append(
+        f"run one: routed run --config={path}[:FIGURE[,SCALE]]; a command's points: --dry_run; settings: --list=settings"
+    )
     return "\n".join(lines)
 
 

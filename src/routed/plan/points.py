@@ -120,6 +120,8 @@ def points_of_flags(config: ConfigDict, flags: list[str]) -> tuple[Point, ...]:
         key, equals, values = flag.partition("=")
         if not equals or not values:
             raise UserError(f"--sweep={flag}: expected KEY=v1,v2,...")
+        if key in ("arms", "seeds"):
+            raise UserError(f"--sweep={flag}: {key} is no setting of a point; use --config.{key}=...")
         axes[flag] = tuple({key: parse(config, key, value)} for value in values.split(","))
     if (count := math.prod(map(len, axes.values()))) > POINTS:
         raise UserError(

@@ -80,7 +80,7 @@ def plan_runs(config: ConfigDict, sweep: tuple[Point, ...], changed: Iterable[st
                 )
     swept = _varying(config, sweep)
     refuse_unread((*changed, *sorted(swept)), wholes)
-    _warn_of_arms(swept, {run.arm for run in runs.values()})
+    _warn_of_arms({*swept, *changed}, {run.arm for run in runs.values()})
     _warn_of_evaluations(changed, wholes)
     for arm, reason in _summarise(reasons, sweep).items():
         log.warning("the arm %s is left out: it %s", arm, reason)
@@ -229,11 +229,14 @@ def _seeds(
     return runs
 
 
-def _warn_of_arms(swept: set[str], arms: set[str]) -> None:
-    """Warns of arms that a sweep does not reach, as they set the swept key themselves."""
-    for key in sorted(swept):
+def _warn_of_arms(keys: set[str], arms: set[str]) -> None:
+    """Warns of arms that a setting or a sweep does not reach, as they set the key themselves; refuses it if all do."""
+    for key in sorted(keys):
         if fixed := sorted(arm for arm in arms if key in ARMS[arm].changes):
-            log.warning("the sweep over %s does not reach %s, which set it themselves", key, ", ".join(fixed))
+            text = f"{key} does not reach {', '.join(fixed)}, which set it themselves"
+            if arms == {*fixed}:
+                raise UserError(f"{text}: leave it out, or add an arm that reads it")
+            log.warning("%s", text)
 
 
 def _warn_of_evaluations(changed: Collection[str], wholes: Iterable[ConfigDict]) -> None:

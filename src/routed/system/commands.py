@@ -111,8 +111,9 @@ def start(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[s
 
 
 def _show(record: logging.LogRecord) -> bool:
+    """Makes a record printable; JAX's own below warnings, such as that no TPU is here, are not shown."""
     record.msg, record.args = files.shown(record.getMessage()), None
-    return True
+    return record.levelno >= logging.WARNING or not record.name.startswith("jax.")
 
 
 def parse_flags(

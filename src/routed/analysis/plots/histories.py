@@ -42,6 +42,7 @@ class History(NamedTuple):
 def histories(data: Data, spec: Mapping[str, Any] = {}) -> Iterator[History]:
     """Yields the routers of a figure's arms that have maps, layer by layer, without runs that diverged at once."""
     rows = data.at_point(data.last, {**spec, "x": None})
+    rows = rows[rows.seed == (data.base["seed"] if (rows.seed == data.base["seed"]).any() else rows.seed.min())]
     for arm in shown(spec.get("arms")):
         for run in rows[rows.arm == arm].run:
             metrics = data.table[data.table.run == run].drop_duplicates("step").sort_values("step")

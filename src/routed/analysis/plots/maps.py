@@ -155,8 +155,10 @@ def _moments(history: History) -> list[Panel]:
 
 PHASE = Plot(
     phase,
-    "Mean log(control / learned), paired by seed; a star marks cells whose 95 % interval excludes 0; black: the border"
-    " between signs; a name in a cell: its fairest frozen control.",
+    lambda spec, data: (
+        f"Mean {advantage_label('control', data)}, paired by seed; a star marks cells whose 95 % interval excludes 0;"
+        " black: the border between signs; a name in a cell: its fairest frozen control."
+    ),
     required={"x": "swept key on the x axis", "y": "swept key on the y axis"},
     optional={"against": "controls, a map each"},
 )
