@@ -29,7 +29,7 @@ def list_figures(module: types.ModuleType, path: str, config: ConfigDict) -> str
     scales = getattr(module, "SCALES", SCALES)
     lines += ["", f"scales: {', '.join(scales)} (above: {config.scale}, the file's own points and arms)"]
     lines.append(
-        f"run one: routed run --config={path}[:FIGURE[,SCALE]]; a command's points: --dry_run; settings: --list=settings"
+        f"run one: routed run --config={path}[:FIGURE[,SCALE]]; your points: --dry_run; settings: --list=settings"
     )
     return "\n".join(lines)
 
