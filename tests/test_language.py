@@ -198,6 +198,17 @@ def test_impossible_settings_are_refused(tiny, changes, part):
         validate(override(tiny, changes))
 
 
+def test_each_table_seed_has_a_table_of_its_own(tiny):
+    hashed = override(
+        tiny, {"router.name": "hash_id", "router.vocabulary": tiny.data.vocabulary, "router.frozen": True}
+    )
+    tables = [
+        problem_of(config).shared_arrays(config)["table"]["routers_0"]
+        for config in (hashed, override(hashed, {"router.table_seed": 1}))
+    ]
+    assert (tables[0] != tables[1]).any()
+
+
 def test_other_data_at_a_swept_folder_is_refused(tiny, tmp_path, monkeypatch):
     """The first folder's text is as it was, the second's is not."""
     text, problem = {"a": "1", "b": "2"}, problem_of(tiny)

@@ -214,6 +214,9 @@ def test_a_balanced_table_shares_out_occurrences():
     """Ids by count 5, 4, 3, 2 to two experts, one each: 5 | 4, then 3 joins 4, then 2 joins 5: loads 7 and 7."""
     table = balanced_table(np.array([2, 5, 3, 4]), 2, 1)
     assert table[:, 0].tolist() == [0, 0, 1, 1]
+    counts = np.full(27, 5)
+    tables = [balanced_table(counts, 8, 2, seed) for seed in (0, 0, 1)]
+    assert (tables[0] == tables[1]).all() and (tables[0] != tables[2]).any()
 
 
 @settings(max_examples=20, deadline=None)

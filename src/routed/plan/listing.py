@@ -28,9 +28,7 @@ def list_figures(module: types.ModuleType, path: str, config: ConfigDict) -> str
         lines.append(f"  {'':{width}}  {points}; {', '.join(arms)}")
     scales = getattr(module, "SCALES", SCALES)
     lines += ["", f"scales: {', '.join(scales)} (above: {config.scale}, the file's own points and arms)"]
-    lines.append(
-        f"run one: routed run --config={path}[:FIGURE[,SCALE]]; your points: --dry_run; settings: --list=settings"
-    )
+    lines.append(f"run: routed run --config={path}[:FIGURE[,SCALE]]; your points: --dry_run; settings: --list=settings")
     return "\n".join(lines)
 
 

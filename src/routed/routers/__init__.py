@@ -80,7 +80,7 @@ ROUTERS: dict[str, Router] = {
         tokens=(),
         needs=("token_id",),
         learns=False,
-        reads=("experts_per_id", "vocabulary"),
+        reads=("experts_per_id", "table_seed", "vocabulary"),
         from_counts=balanced_table,
         check=check_table,
     ),
@@ -135,6 +135,7 @@ SHARED: dict[str, Setting] = {
     "width": Setting(64, "hidden units of an mlp; filters of a cnn's first convolution", at_least(1)),
     "bias": Setting(False, "a score of each expert for every token, 0 at the start"),
     "experts_per_id": Setting(1, "experts of each token id, or of each cluster of the oracle", at_least(1)),
+    "table_seed": Setting(0, "draw of a hash's balanced table", at_least(0), omit_default_from_identity=True),
     "frozen": Setting(False, "parameters and state stay bit for bit what they were at step 0", traced=True),
     "init_scale": Setting(
         1.0,

@@ -47,8 +47,8 @@ class Router(NamedTuple):
     #: (`router.init_rows=clusters`). Samples of weight 0 take no part. The key is consumed. The number of starts is the
     #: next argument, where `router.init_starts` is above 1; `balanced` asks for clusters of equal size (`router.fit`).
     from_clusters: Callable[..., Any] | None = None
-    #: The router's only parameter from how often each token id occurs, the number of experts, and experts per token.
-    from_counts: Callable[[np.ndarray, int, int], np.ndarray] | None = None
+    #: The router's only parameter from how often each token id occurs, the experts, experts per token, and a seed.
+    from_counts: Callable[[np.ndarray, int, int, int], np.ndarray] | None = None
     settings: Mapping[str, Setting] = {}
     reads: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()

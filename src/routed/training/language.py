@@ -75,7 +75,7 @@ def shared_arrays(kind: TextKind, config: ConfigDict) -> dict[str, Any]:
         ids = np.concatenate([np.asarray(batches(step, 1).inputs).reshape(-1) for step in range(COUNTED)])
         counts = np.bincount(ids, minlength=config.data.vocabulary)
         shared["table"] = {
-            f"{KIND}{i}": make(counts, config.experts.count, of_kind.router.experts_per_id)
+            f"{KIND}{i}": make(counts, config.experts.count, of_kind.router.experts_per_id, of_kind.router.table_seed)
             for i, (make, of_kind) in enumerate(zip(makers, kinds, strict=True))
             if make is not None
         }
