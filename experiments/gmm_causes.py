@@ -30,10 +30,10 @@ Expected, from exploration: .035 with 2.7 % dead at 100,000 steps; 1.024; shares
 steps, at 100,000 both near .87, loss .046; learned ahead of the dense net at 500 steps and behind at 4,000.
 
 Found (docs/results/dikkala2023.md). Constant experts: the cause is the number of steps; 100,000 bring .041. Their norms
-have 1.024 [1.000, 1.047] after 20,000 steps, and so has an untrained router (1.021). spurious:
-shares are near the paper's (3 seeds do not tell .84 from .9); its loss is not met (.14, .11, .088 after 20,000, 100,000
-and 500,000 steps). dense: the cause is the number of steps; after 500, 1,000, 2,000 and 4,000 the dense net of one
-expert's parameters has 1.17, 1.06, .92 and .67 of the mixture's loss.
+have 1.024 [1.000, 1.047] after 20,000 steps, and so has an untrained router (1.021). spurious: shares are near the
+paper's (3 seeds do not tell .84 from .9); its loss is not met (.14, .11, .088 after 20,000, 100,000 and 500,000 steps).
+dense: the cause is the number of steps; after 500, 1,000, 2,000 and 4,000 the dense net of one expert's parameters has
+1.17, 1.06, .92 and .67 of the mixture's loss.
 
 Smoke runs (half a minute) have few steps, and samples that are not fresh. Cost on 1 core: 7 minutes, spurious 7, dense
 15.

@@ -171,8 +171,8 @@ def test_a_control_that_changed_nothing_is_named_and_no_effect():
 def test_an_arm_that_a_later_command_ran_was_left_out_at_some_points(monkeypatch):
     reasons = {"frozen_data": "has no rows", "frozen": "has no rows (at 1 of 2 points)", "oracle": "has none"}
     monkeypatch.setattr(page.results, "stored_config", lambda folder: {"left_out": reasons})
-    told = page._left_out([pathlib.Path()], pd.DataFrame({"arm": ["frozen_data", "frozen"]}))
-    assert told == reasons | {"frozen_data": "has no rows (at some points)"}
+    reasons_now = page._left_out([pathlib.Path()], pd.DataFrame({"arm": ["frozen_data", "frozen"]}))
+    assert reasons_now == reasons | {"frozen_data": "has no rows (at some points)"}
 
 
 def test_what_was_left_out_is_told():

@@ -179,11 +179,11 @@ def maps(evaluations=3, rows=4, experts=4, load=True):
 
 
 def test_maps_are_those_of_the_base_seed():
-    """Of two seeds of one arm, those of the config's seed 0; without it, of the least."""
+    """An arm of two seeds has the maps of the config's seed 0; without that seed, those of the least."""
     drawing = maps()
-    seen = pd.concat([drawing.table, drawing.table.assign(run="s", seed=1)], ignore_index=True)
+    both = pd.concat([drawing.table, drawing.table.assign(run="s", seed=1)], ignore_index=True)
     arrays = {**drawing.heatmaps, "s": 1 - drawing.heatmaps["r"]}
-    for rows, run in ((seen, "r"), (seen[seen.seed == 1], "s")):
+    for rows, run in ((both, "r"), (both[both.seed == 1], "s")):
         (history,) = histories.histories(frame.Data(rows, ["data.samples"], flatten(base()), arrays, AXES))
         np.testing.assert_array_equal(history.values, arrays[run])
 

@@ -47,9 +47,9 @@ def test_losses_in_nats_stand_against_the_fairest_control_by_differences():
     rows = table({"data.samples": (512,)}, LEVELS)
     drawing = data(rows, ("data.samples",))
     drawing.axes = {**drawing.axes, "test/loss": drawing.axes["test/loss"]._replace(log=False)}
-    found = arms.table(drawing.last, drawing, override(base(), {"data.samples": 512}))
-    place = [head.words for head in found.headings].index("against the fairest control")
-    cells = [line["cells"][place].value for line in found.lines]
+    shown = arms.table(drawing.last, drawing, override(base(), {"data.samples": 512}))
+    column = [head.words for head in shown.headings].index("against the fairest control")
+    cells = [line["cells"][column].value for line in shown.lines]
     assert cells[0] == "is it" and [float(cell) for cell in cells[1:]] == pytest.approx(
         [0.0515, 0.3605, 0.9785], rel=0.03
     )

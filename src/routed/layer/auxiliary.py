@@ -206,8 +206,8 @@ def auxiliary(
     tokens = len(routing.scores)
     if tokens % groups:
         raise UserError(f"groups={groups}: {tokens} tokens do not make so many groups of one size")
+    load = load_of(routing, None if mask is None else jnp.asarray(mask), groups)
     mask = jnp.ones(tokens, bool) if mask is None else jnp.asarray(mask)
-    load = load_of(routing, mask, groups)
     if losses is None:
         losses = from_flat({name: setting.default for name, setting in loss_settings().items()})
     inputs = LossInputs(routing, jax.nn.softmax(routing.scores), load, mask, losses, features, responses, step, steps)

@@ -150,7 +150,7 @@ class MoE(nn.Module):
         rate = self.balance_rate if rules is None else jnp.asarray(rules.rates)[layer]
         if not self.balance_rate and not (rules and any(rules.rates)):
             return pick()._replace(scores=plain)  # auxiliary losses read the scores as they are
-        if self.is_mutable_collection("balance") and not SELECTIONS[self.rule.name].biased:
+        if rules is None and self.is_mutable_collection("balance") and not SELECTIONS[self.rule.name].biased:
             biased = ", ".join(name for name, part in SELECTIONS.items() if part.biased)
             raise UserError(f"balance_rate={self.balance_rate}: {self.rule.name} takes no bias; use 0, or {biased}")
         bias = self.variable("balance", "bias", jnp.zeros, self.num_experts)

@@ -77,13 +77,13 @@ VOCABULARY = flags.DEFINE_string(
     "vocabulary", "", "report: words of the token ids: a tokenizer's folder or name, a .model, .json or .txt, or bytes."
 )
 USAGE = "usage: " + "; ".join(line.strip() for line in __doc__.splitlines() if line.startswith("    routed"))
-_TEXT = ("out", "model", "text", "tokens", "length", "batch_size", "routers", "k")
-_REPLACED = ("other_text", "replace", "repair_steps", "regret", "repair_rate", "draws", "seed", "router_from")
+_OF_MODEL = ("out", "model", "text", "tokens", "length", "batch_size", "routers", "k")
+_OF_SURGERY = ("other_text", "replace", "repair_steps", "regret", "repair_rate", "draws", "seed", "router_from")
 #: Command -> the flags that it reads.
 READS = {
     "report": ("out", "vocabulary"),
-    "capture": (*_TEXT, "scores"),
-    "surgery": (*_TEXT, *_REPLACED),
+    "capture": (*_OF_MODEL, "scores"),
+    "surgery": (*_OF_MODEL, *_OF_SURGERY),
     "import": ("out", "model", "k", "experts"),
     "export": ("out",),
 }
