@@ -36,9 +36,8 @@ Rules, fixed before any evaluation seed of the headline ran:
 
 Expected (before any run): hash, learned and k-means within .05 nats of each other, frozen .02 behind, the dense twin
 last; a hash in the first two layers costs less than .01; a router frozen at a tenth of the steps is as good as one that
-learns on. Of `tables` (table 0 was seen, on these seeds too): each table is ahead. Found on the testbed: the learned
-router misses the dialects (.04 of 2.08 nats), whose oracle is .114 nats ahead; a balancing loss gains .017, and a
-capacity of 1.25 costs .02 to .08.
+learns on. `tables` (0 was seen): all ahead. Found on the testbed: the learned router misses the dialects (.04 of 2.08
+nats), whose oracle is .114 nats ahead; a balancing loss gains .017, and a capacity of 1.25 costs .02 to .08.
 """
 
 from __future__ import annotations
