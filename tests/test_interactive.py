@@ -1,16 +1,17 @@
 """Interactive figures hold what is printed: specs compile; rows are the figure's means, intervals, n and seeds."""
 
 import base64
+import io
 import json
 import re
 import types
-import zlib
 
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 import vl_convert
+from PIL import Image
 
 from routed.analysis import page, plots
 from routed.analysis.plots import automatic_figures, frame, histories, interactive, layers, pictures, rendering
@@ -237,9 +238,8 @@ def test_a_picture_is_its_matrix():
     assert not scheme.is_dark(1.0) and scheme.is_dark(100.0)
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     png = pictures.encode(pixels)
-    assert pictures.recompressed(png) == png
-    raw = zlib.decompress(png[png.index(b"IDAT") + 4 : -16])
-    assert np.frombuffer(raw, np.uint8).reshape(2, 13)[:, 1:].tolist() == pixels.reshape(2, 12).tolist()
+    for content in (png, pictures.recompressed(png)):
+        assert np.asarray(Image.open(io.BytesIO(content))).tolist() == pixels.tolist()
 
 
 def part(name, maps=None):

@@ -350,6 +350,10 @@ def test_figures_keep_their_words_and_lose_decimals():
         '<g transform="translate(1.2345,0)"><path d="M1.234567,2.55L3.0123,4"/><text>0.055</text></g>'
     )
     assert small == '<g transform="translate(1.2,0)"><path d="M1.2,2.5L3.0,4"/><text>0.055</text></g>'
+    mark = '<path transform="translate({},2)" d="M1,0Z" fill="red"/>'
+    marks = f"<svg>{mark.format(3)}{mark.format(4)}</svg>"
+    uses = '<use href="#mark0" x="3" y="2"/><use href="#mark0" x="4" y="2"/>'
+    assert committed.lightened(marks) == f'<svg><defs><path id="mark0" d="M1,0Z" fill="red"/></defs>{uses}</svg>'
 
 
 @pytest.mark.slow

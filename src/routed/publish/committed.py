@@ -153,8 +153,16 @@ def _write_figures(folder: pathlib.Path, figures: list[dict[str, Any]]) -> None:
 
 
 def lightened(svg: str) -> str:
-    """Returns a figure as small as a repository likes: coordinates to a tenth of a pixel."""
-    return re.sub(r"(\d\.\d)\d+(?=[,)LMAVHZ ])", r"\1", svg)
+    """Returns a figure as small as a repository likes: coordinates to a tenth of a pixel, each mark's shape once."""
+    svg, ids = re.sub(r"(\d\.\d)\d+(?=[,)LMAVHZ ])", r"\1", svg), dict[str, str]()
+
+    def placed(mark: re.Match[str]) -> str:
+        x, y, shape = mark.groups()
+        return f'<use href="#{ids.setdefault(shape, f"mark{len(ids)}")}" x="{x}" y="{y}"/>'
+
+    svg = re.sub(r'<path transform="translate\(([^,]+),([^)]+)\)" (d="[^>]+)/>', placed, svg)
+    shapes = "".join(f'<path id="{id}" {shape}/>' for shape, id in ids.items())
+    return svg.replace(">", f"><defs>{shapes}</defs>", 1) if ids else svg
 
 
 def _seconds(workdir: pathlib.Path) -> float:

@@ -5,13 +5,12 @@ own.
 from __future__ import annotations
 
 import base64
+import io
 import json
-import struct
-import zlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 #: Scheme -> nine colours from its low end to its high end, between which colours are interpolated.
 SCHEMES = {
@@ -76,25 +75,15 @@ def picture(pixels: np.ndarray) -> str:
 
 def encode(pixels: np.ndarray) -> bytes:
     """Returns an image as PNG. pixels: uint8 [rows, columns, 3 or 4]."""
-    height, width, channels = pixels.shape
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], 1)  # 0: rows are not filtered
-    header = struct.pack(">IIBBBBB", width, height, 8, 6 if channels == 4 else 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, chunks))
-
-
-def _chunk(named: Sequence[bytes]) -> bytes:
-    name, data = named
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    return _png(Image.fromarray(pixels))
 
 
 def recompressed(png: bytes) -> bytes:
     """Returns a PNG with the same pixels in about a third of the bytes: Vega's converter hardly compresses."""
-    chunks, at = [], 8
-    while at < len(png):
-        length = struct.unpack(">I", png[at : at + 4])[0]
-        chunks.append((png[at + 4 : at + 8], png[at + 8 : at + 8 + length]))
-        at += 12 + length
-    data = zlib.compress(zlib.decompress(b"".join(data for name, data in chunks if name == b"IDAT")), 9)
-    first = [(name, data) for name, data in chunks if name not in (b"IDAT", b"IEND")]
-    return png[:8] + b"".join(map(_chunk, [*first, (b"IDAT", data), (b"IEND", b"")]))
+    return _png(Image.open(io.BytesIO(png)))
+
+
+def _png(image: Image.Image) -> bytes:
+    content = io.BytesIO()
+    image.save(content, "PNG", optimize=True)
+    return content.getvalue()
