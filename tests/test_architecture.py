@@ -98,8 +98,8 @@ print(json.dumps({kind: sorted(names) for kind, names in tables.items()}))
 #: Parts that one experiment uses, and stay: the page that offers them to users, or the reason.
 GENERIC = {
     "method.md": {  # controls of any experiment on samples or text
-        "frozen_as_sharp", "hash_bigram", "kmeans_fitted", "kmeans_online", "learned_top1_balanced", "learned_top2",
-        "learned_top2_balanced", "oracle_language", "self_routed", "transplant",
+        "frozen_as_sharp", "hash_bigram", "kmeans_as_sharp", "kmeans_fitted", "kmeans_online", "learned_top1_balanced",
+        "learned_top2", "learned_top2_balanced", "oracle_language", "self_routed", "transplant",
     },
     # The layer as a library.
     "layer.md": {"expert_choice", "group_limited", "hash_id", "jitter", "sinkhorn"},

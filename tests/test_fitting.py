@@ -28,7 +28,8 @@ def moment(**changes):
     problem = problem_of(config).build(config, 0, None)
     fit_rows = jax.tree.map(lambda *a: jnp.stack(a), *(rows(8, length) for length in (8, 8)))
     keys = program.streams(0, config)
-    inputs = program.Inputs(keys, node_of(config), (), {"validation": rows(), "fitted_on": fit_rows})
+    node = node_of(config, {"router.fit_entropy": jnp.float32(changes.get("router.fit_entropy", 0))})
+    inputs = program.Inputs(keys, node, (), {"validation": rows(), "fitted_on": fit_rows})
 
     @jax.jit
     def fit():
@@ -40,6 +41,18 @@ def moment(**changes):
         return params, new, site.features
 
     return fit()
+
+
+def test_sharp_clusters_choose_as_clusters_do_and_have_the_asked_entropy(tmp_path):
+    cache, asked = {"data.cache": str(tmp_path)}, {"router.fit": "sharp_clusters", "router.fit_entropy": 0.7}
+    _, plain, features = moment(**FITTED | cache)
+    _, sharp, _ = moment(**FITTED | cache | asked | {"router.score": "product", "router.bias": True})
+    plain, sharp = (jax.tree.map(np.asarray, params["router"]["decoder"]["router"]) for params in (plain, sharp))
+    x, centres = np.asarray(features[0]), plain["kernel"][0].T  # the first layer sees the same in both
+    scores = x @ sharp["kernel"][0] + sharp["bias"][0]
+    np.testing.assert_array_equal(scores.argmax(1), (x @ centres.T - (centres**2).sum(1) / 2).argmax(1))
+    probs = np.asarray(jax.nn.softmax(scores))
+    np.testing.assert_allclose(-(probs * np.log(probs)).sum(1).mean(), 0.7, atol=0.05)
 
 
 @pytest.mark.parametrize("size", ["clusters", "balanced"])
@@ -72,7 +85,8 @@ def test_a_single_layer_may_be_fitted(tmp_path):
     ("changes", "told"),
     [
         ({"router.name": "hash_id"}, "router.name=hash_id has no columns to fill; use one of linear"),
-        ({"router.fit": "balanced"}, "clusters of equal size need router.score=distance and router.bias=true"),
+        ({"router.fit": "balanced"}, "needs router.score=distance and router.bias=true"),
+        ({"router.fit": "sharp_clusters"}, "needs router.score=product and router.bias=true"),
         ({"router.fit_at": 0.3}, "there is no evaluation at step 3, where routers are fitted; use eval_every=1"),
     ],
 )

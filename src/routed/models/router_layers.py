@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from routed.contracts import UserError
 from routed.layer.layer_rules import FORM, KEY, SELECTED, LayerRules, numbered, rules_of, texts_by_layer
 from routed.layer.selection import SELECTIONS
-from routed.routers import FITS, ROUTERS
+from routed.routers import ROUTERS
 from routed.settings.setting import refuse
 from routed.settings.tree import node_of, override, parse
 
@@ -61,7 +61,7 @@ def changes_by_layer(config: ConfigDict) -> list[dict[str, Any]]:
     for texts in texts_by_layer(config):
         changes = {key: parse(config, key, text) for key, text in texts.items()}
         part = ROUTERS.get(changes.get("router.name", config.router.name))
-        settings = ("name", "frozen", *FITS, *part.settings, *part.reads) if part is not None else ("name",)
+        settings = ("name", "frozen", "fit", *part.settings, *part.reads) if part is not None else ("name",)
         for key in changes:
             node, _, name = key.partition(".")
             if name not in (settings if node == "router" else SELECTED if node == "selection" else ()):

@@ -107,9 +107,15 @@ ARMS: dict[str, Arm] = {
     "hash_token": Arm({"router.frozen": True, "router.name": "hash_id"}, "hash of the token id", "#56B4E9"),
     # A fixed hash of the token id and the one before.
     "hash_bigram": Arm({"router.frozen": True, "router.name": "hash_bigram"}, "hash of the token bigram", "#004488"),
-    # k-means of what each sparse layer sees, at `router.fit_at` of the steps: fixed; fixed with clusters of equal size;
-    # learned from there on; and online, by distance and by cosine (language models).
+    # k-means of what each sparse layer sees, at `router.fit_at` of the steps: fixed, as sharp as the learned arm, or
+    # with clusters of equal size; learned from there on; and online, by distance and by cosine (language models).
     "kmeans_fitted": Arm(_FITTED | {"router.frozen": True}, "k-means of hidden states", "#5A2A00"),
+    "kmeans_as_sharp": Arm(
+        {"router.frozen": True, "router.fit": "sharp_clusters", "router.bias": True},
+        "k-means, as sharp as learned",
+        "#A50F15",
+        match=Match("router.fit_entropy", "learned", "router/entropy_token"),
+    ),
     "kmeans_balanced": Arm(
         _FITTED | {"router.frozen": True, "router.fit": "balanced", "router.bias": True}, "balanced k-means", "#A6761D"
     ),

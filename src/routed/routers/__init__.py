@@ -126,8 +126,8 @@ def _has(ability: str):
     return lambda config: getattr(ROUTERS[config.router.name], ability) is not None
 
 
-#: Settings of the node `router` that are of no single router, and that layers of one model may have for themselves.
-FITS = ("fit",)
+#: Values of `fit` that read `fit_entropy`.
+SHARP = ("sharpness", "sharp_clusters")
 
 #: Settings of the node `router` that several routers, or the programs around them, read.
 SHARED: dict[str, Setting] = {
@@ -198,8 +198,9 @@ SHARED: dict[str, Setting] = {
         "none",
         "what sets the router of a sparse layer, by what that sees of 16,384 training tokens: clusters: columns are"
         " centres of k-means; balanced: of equal size, with router.bias=true; sharpness: columns times a factor, by"
-        " fit_entropy; distilled: the choices of the learned arm (arm distilled)",
-        one_of(("none", "clusters", "balanced", "sharpness", "distilled")),
+        " fit_entropy; sharp_clusters: closeness to the centres times such a factor, with router.score=product and"
+        " router.bias=true; distilled: the choices of the learned arm (arm distilled)",
+        one_of(("none", "clusters", "balanced", "sharpness", "sharp_clusters", "distilled")),
         omit_default_from_identity=True,
     ),
     "fit_at": Setting(
@@ -211,10 +212,10 @@ SHARED: dict[str, Setting] = {
     ),
     "fit_entropy": Setting(
         0.0,
-        "nats: mean entropy of a token's probabilities in each sparse layer that router.fit=sharpness makes",
+        "nats: mean entropy of a token's probabilities that router.fit gives each sparse layer",
         at_least(0),
         traced=True,
-        when=When(lambda config: config.router.fit == "sharpness", "router.fit is sharpness"),
+        when=When(lambda config: config.router.fit in SHARP, f"router.fit is {' or '.join(SHARP)}"),
         omit_default_from_identity=True,
     ),
     "freeze_at": Setting(

@@ -26,6 +26,9 @@ from routed.training.problem import Inputs
 #: Tokens that a router is fitted to, at least; and what is folded into the key of a run's initial weights for it.
 TOKENS, STREAM = 16_384, 2**30
 NONE, BALANCED, SHARPNESS, DISTILLED = "none", "balanced", "sharpness", "distilled"
+SHARP_CLUSTERS = "sharp_clusters"
+#: The router.score that a fit needs, and whether the fit needs a bias.
+NEEDS = {BALANCED: (DISTANCE, True), SHARPNESS: (PRODUCT, False), SHARP_CLUSTERS: (PRODUCT, True)}
 #: Steps of Adam on all tokens, and their rate, in which a router learns the choices of another.
 LESSONS, RATE = 500, 0.02
 
@@ -45,11 +48,6 @@ def fit_step(config: ConfigDict) -> int | None:
     return round(config.router.fit_at * config.steps)
 
 
-def is_taught(config: ConfigDict) -> bool:
-    """Returns True if some router is fitted to the choices of another model."""
-    return any(kind.router.fit == DISTILLED for kind, _ in kinds_of(config))
-
-
 def check_fit(config: ConfigDict) -> None:
     """Refuses a fit that the router cannot have, and one between two evaluations."""
     router, fit, read = config.router, config.router.fit, ROUTERS[config.router.name].reads
@@ -59,10 +57,10 @@ def check_fit(config: ConfigDict) -> None:
     if not getattr(ROUTERS[router.name], by):
         able = ", ".join(name for name, part in ROUTERS.items() if getattr(part, by) and "hidden" in part.tokens)
         refuse("router.fit", fit, f"router.name={router.name} has no columns to fill; use one of {able}")
-    if fit == BALANCED and not ("bias" in read and router.bias and router.score == DISTANCE):
-        refuse("router.fit", fit, "clusters of equal size need router.score=distance and router.bias=true")
-    if fit == SHARPNESS and ("score" not in read or router.score != PRODUCT):
-        refuse("router.fit", fit, "a factor on the columns is one on the scores with router.score=product alone")
+    if fit in NEEDS:
+        score, biased = NEEDS[fit]
+        if "score" not in read or router.score != score or (biased and not ("bias" in read and router.bias)):
+            refuse("router.fit", fit, f"needs router.score={score}{' and router.bias=true' * biased}")
     if (step := round(router.fit_at * config.steps)) % config.eval_every:
         reason = f"there is no evaluation at step {step}, where routers are fitted; use eval_every="
         refuse("router.fit_at", router.fit_at, f"{reason}{math.gcd(config.eval_every, step)}")
@@ -135,6 +133,10 @@ def _fit_layer(
         assert part.from_clusters is not None
         arguments = module, old, x, jnp.ones(len(x)), jax.random.fold_in(key, layer)
         new = part.from_clusters(*arguments, balanced=config.router.fit == BALANCED)
+        if config.router.fit == SHARP_CLUSTERS:  # closeness to the centres, x.w - |w|^2 / 2, times a factor
+            new |= {"bias": -0.5 * (new["kernel"] ** 2).sum(0)}
+            factor = sharpness_for(module.apply({"params": new}, x), inputs.config.router.fit_entropy)
+            new |= {"kernel": factor * new["kernel"], "bias": factor * new["bias"]}
     whole = jax.tree.map(lambda a, b: a.at[layer].set(b), stacked, new)
     return params | {"router": _with(params["router"], path, whole)}
 

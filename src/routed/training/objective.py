@@ -90,16 +90,9 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
         size = group_of(selection_rule(config.selection).group_size, tokens)
         groups = tokens // size if config.losses.balance_scope == "group" else 1
         total, each = auxiliary(
-            routing,
-            coefficients,
-            learned=jnp.logical_not(still),
-            groups=groups,
-            losses=config.losses,
-            features=features,
-            responses=responses,
-            step=step,
-            steps=config.steps,
-        )
+            routing, coefficients, learned=jnp.logical_not(still), groups=groups, losses=config.losses,
+            features=features, responses=responses, step=step, steps=config.steps,
+        )  # fmt: skip
         return total, {name: each[name] for name in users_losses(config.losses)}
 
     values = []
