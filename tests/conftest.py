@@ -48,6 +48,9 @@ jaxtyping.install_import_hook(
     [f"routed.{room}" for room in CHECKED], "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
 )
 
+#: Slow tests with checked types.
+CHECKED_TESTS = ("test_experiments", "test_docs")
+
 # Every paper fills the tables, whichever experiment files a test loads.
 for paper in ("chen2022", "chowdhury2023", "dikkala2023", "ours", "pham2024"):
     importlib.import_module(f"routed.papers.{paper}")
@@ -112,6 +115,13 @@ def packaged_probes():
         del PROBES[name]
 
 
+@pytest.fixture(autouse=True)
+def types_checked_once(request, monkeypatch):
+    """Slow tests trace without checked types what fast tests, those of figures and of documents trace with them."""
+    if request.node.get_closest_marker("slow") and request.module.__name__.split(".")[-1] not in CHECKED_TESTS:
+        monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def full_effort():
     """Runs of tests are brief, and a command would compile them with little effort: the flags above decide here."""
@@ -120,9 +130,8 @@ def full_effort():
     compilation.BRIEF, compilation.LESS_EFFORT = 0.0, {}
 
 
-#: Programs of this process, and the bytes of runs: asking for them again takes nearly all of the time of a small
-#: command.
-PROGRAMS, SIZES = {}, {}
+#: Programs of this process: asking for them again takes nearly all of the time of a small command.
+PROGRAMS = {}
 
 #: A process may have 65,530 memory maps, of which a program takes tens.
 MOST_MAPS = 20_000
@@ -163,15 +172,12 @@ def compiled():
             PROGRAMS[key] = compilation.compile_group(config, pool, runs, mesh)
         return PROGRAMS[key]
 
-    def measure_once(config):
-        key = (static_key(config), limits.steps_fed(config), limits.pool_of(config))
-        if key not in SIZES:
-            SIZES[key] = measure(config)
-        return SIZES[key]
+    def measured(config):  # of small runs measuring traces the program once more, for nothing
+        return measure(config) if limits.pool_of(config) >= 10**6 else 1
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(execution, "compile_group", compile_once)
-        patch.setattr(limits, "bytes_of_run", measure_once)
+        patch.setattr(limits, "bytes_of_run", measured)
         yield asked
 
 

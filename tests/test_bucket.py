@@ -76,7 +76,12 @@ def test_processes_killed_and_resumed_leave_the_rows_of_a_disk(bucket, tmp_path)
     running = Processes(2, *line)
     wait_for(lambda: "checkpoints/000000020/meta.json" in "".join(names("runs/tiny/checkpoints/0")))
     os.kill(running.child(0), signal.SIGKILL)
-    assert [code for code, _ in running.ended(60)] == [1, 1]
+    (code, said), (other, heard) = running.ended(60)
+    resume = "the same command, started on every host again, goes on from the last checkpoint"
+    assert code == other == 1
+    assert said.splitlines()[-1] == f"error: process 0 was killed (SIGKILL; out of memory?): {resume}"
+    assert heard.splitlines()[-1] == f"error: process 0, which coordinates, died, so process 1 stopped: {resume}"
+    assert "Traceback" not in heard and "@ 0x" not in heard.replace("     ", " ")
     (code, said), (other, _) = Processes(2, *line).ended()
     assert code == other == 0, said
     assert "resuming learned/frozen E=4 from step" in said and "damaged" not in said.split("resuming")[1]

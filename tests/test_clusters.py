@@ -165,9 +165,9 @@ def test_learned_top1_and_top2_are_evaluated_as_they_are_trained():
 
 
 @pytest.mark.slow
-def test_every_arm_of_places_runs_and_finds_obvious_clusters(small, tmp_path):
+def test_arms_of_places_find_obvious_clusters(small, tmp_path):
     """Well apart, k-means sends each cluster to an expert of its own, so its adjusted mutual information is 1."""
-    arms = ("frozen", "frozen_kmeans", "frozen_nearest", "learned_distance", "learned_top2_balanced")
+    arms = ("frozen_kmeans", "learned_top2_balanced")
     config = override(small, {"data.separation": 50.0, "arms": arms, "experts.name": "constant"})
     table = train(config, ({},), tmp_path)
     assert set(table.arm) == set(arms) and set(table.status) == {"ok"}

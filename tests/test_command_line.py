@@ -323,8 +323,10 @@ TABLES = {"expert": EXPERTS, "task": TASKS, "task loss": TASK_LOSSES, "auxiliary
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [["--dry_run"], ["--workdir=w"]])
-@pytest.mark.parametrize("part", SHAPES)
+@pytest.mark.parametrize(
+    ("part", "flags"),
+    [*((part, ["--dry_run"]) for part in SHAPES), ("expert", ["--workdir=w"]), ("metric", ["--workdir=w"])],
+)
 def test_a_part_that_returns_another_shape_is_named(tiny, monkeypatch, part, flags):
     code, setting, text = SHAPES[part]
     monkeypatch.setitem(TABLES[part], "own", next(iter(TABLES[part].values()), None))  # and removed afterwards
@@ -568,16 +570,17 @@ else:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["main", "report"])
 @pytest.mark.parametrize(
-    ("number", "module"),
+    ("command", "number", "module"),
     [
-        ("SIGTERM", ""),
-        ("SIGINT", ""),
-        ("SIGINT", "absl.flags"),
-        ("SIGINT", "numpy"),
-        ("SIGTERM", "jax._src.core"),
-        ("SIGINT", "jax._src.core"),
+        ("main", "SIGTERM", ""),
+        ("main", "SIGINT", ""),
+        ("main", "SIGINT", "absl.flags"),
+        ("main", "SIGINT", "numpy"),
+        ("main", "SIGTERM", "jax._src.core"),
+        ("main", "SIGINT", "jax._src.core"),
+        ("report", "SIGTERM", ""),
+        ("report", "SIGINT", "absl.flags"),
     ],
 )
 def test_an_interruption_outside_of_training_ends_in_one_line(tiny, command, number, module):
@@ -720,9 +723,8 @@ def test_the_command_has_commands(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_second_start_compiles_nothing_and_loads_nothing_of_text(shared, tiny, tmp_path):
-    """It gets every program from the workdir, or from a shared folder; neither start loads what only text needs."""
+def test_a_second_start_compiles_nothing_and_loads_nothing_of_text(tiny, tmp_path):
+    """It gets every program from the workdir, or from a shared folder; no start loads what only text needs."""
     script = (
         "import json, sys, jax.monitoring as m\n"
         "seen = []\n"
@@ -735,15 +737,15 @@ def test_a_second_start_compiles_nothing_and_loads_nothing_of_text(shared, tiny,
     )
     settings_of_tests = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     own = {key: value for key, value in os.environ.items() if key not in settings_of_tests}
-    own |= {"JAX_COMPILATION_CACHE_DIR": f"{tmp_path}/programs"} if shared else {}
+    shared = {"JAX_COMPILATION_CACHE_DIR": f"{tmp_path}/first/compiled"}
     counts = []
-    for workdir in ("first", "second" if shared else "first"):
-        done = process(
-            "-c", script, f"--config={tiny}", "--config.arms=learned", f"--workdir={tmp_path / workdir}", env=own
-        )
+    for workdir, more in (("first", {}), ("first", {}), ("second", shared)):
+        line = ("-c", script, f"--config={tiny}", "--config.arms=learned", f"--workdir={tmp_path / workdir}")
+        done = process(*line, env=own | more)
         assert done.returncode == 0, done.stderr
         counts.append(json.loads(done.stderr.splitlines()[-1]))
         (tmp_path / workdir / "results.parquet").unlink()
-    first, second = counts
-    assert first["other"] == second["other"] == []
-    assert first["misses"] > 2 and second["misses"] == 0 and second["hits"] >= first["misses"] - 2
+    first, *later = counts
+    assert first["other"] == [] and first["misses"] > 2
+    for one in later:
+        assert one["other"] == [] and one["misses"] == 0 and one["hits"] >= first["misses"] - 2

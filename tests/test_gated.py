@@ -99,12 +99,12 @@ def test_the_estimate_knows_when_it_is_one(gate):
     config = override(base(), SETTINGS | {"data.gate": gate})
     model = build_model(config)
     test = TASK.batch(World((), (), ()), draw((), None, jax.random.key(3), 30, config.data), config.data)
-    params, _ = model.init(jax.random.key(1), test)
+    params, _ = jax.jit(model.init)(jax.random.key(1), test)
     assert params["experts"]["line"].shape == (config.starts, 3, 2) and bool(params["router"]) == (gate == SOFTMAX)
     truth = {"line": TRUE.line[None], "log_variance": np.log(TRUE.variance)[None]}
     at = {"router": {"gate": TRUE.gate[None]} if gate == SOFTMAX else {}, "experts": truth}
     world = World((), draw((), None, jax.random.key(0), 60, config.data), ())
-    seen = model.watch(jax.tree.map(jnp.asarray, at), world, test, jax.random.key(2))
+    seen = jax.jit(model.watch)(jax.tree.map(jnp.asarray, at), world, test, jax.random.key(2))
     assert seen["theory/converged"] == 0 and jnp.isnan(seen["theory/voronoi"]) and seen["theory/residual"] > 0.1
     assert float(seen["theory/gain"]) == pytest.approx(0, abs=1e-3)
     assert all(float(value) > 0 for name, value in seen.items() if "/ratio_" in name and "fall" not in name)

@@ -53,10 +53,10 @@ def stopped_after(monkeypatch, count):
     monkeypatch.setattr(checkpoint, "save", counted)
 
 
-def same(table, other, rtol=0.0):
+def same(table, other, rtol=0.0, layer="encoder_0"):
     """Equal rows, keys of runs and arms aside."""
     columns = [name for name in table if "/" in name and name in other]
-    assert {"eval/loss", "train/loss", "router/load_max/encoder_0", "eval/loss/qba"} <= set(columns)
+    assert {"eval/loss", "train/loss", f"router/load_max/{layer}", "eval/loss/qba"} <= set(columns)
     a, b = table[columns].to_numpy(float), other[columns].to_numpy(float)
     np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
 
@@ -71,12 +71,11 @@ def alone(tmp_path_factory):
 
 
 def test_devices_that_share_a_run_give_its_losses(tiny, alone, tmp_path):
-    same(run(override(tiny, {"mesh.data": 2, "mesh.expert": 4}), tmp_path), results.read_table(alone), rtol=2e-4)
+    spread = override(tiny, {"mesh.data": 2, "mesh.expert": 4, "checkpoint.every": 2})
+    same(run(spread, tmp_path), results.read_table(alone), rtol=2e-4)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"mesh.run": 1}, {"mesh.data": 2, "mesh.expert": 4}, {"mesh.run": 8, "checkpoint.every": 2}]
-)
+@pytest.mark.parametrize("changes", [{"mesh.run": 1}, {"mesh.data": 2, "mesh.expert": 4, "checkpoint.every": 2}])
 def test_a_run_goes_on_where_it_was_stopped_also_on_other_devices(tiny, alone, tmp_path, monkeypatch, changes):
     """Killed after 3 of 4 steps, between evaluations, on one device; also in the middle of what is fed at once."""
     with monkeypatch.context() as patch, pytest.raises(EOFError):
@@ -91,13 +90,13 @@ def test_a_run_goes_on_where_it_was_stopped_also_on_other_devices(tiny, alone, t
 
 def test_arms_share_data_and_initial_weights(tiny, tmp_path):
     """And each trains its part. The oracle's experts tell the language fully, up to languages that share them."""
-    arms = ("learned", "frozen", "frozen_balanced", "learned_balanced", "oracle_language", "dense_active")
+    arms = ("learned", "frozen", "frozen_balanced", "learned_balanced", "oracle_language")
     table = run(override(tiny, {"arms": arms}), tmp_path)
     first = table[table.step == 0].set_index("arm")
     for name in ("eval/loss", "router/entropy_token", "eval/loss/qaa"):
         assert first.loc["learned", name] == first.loc["frozen", name] == first.loc["frozen_balanced", name]
     last = table[table.step == 4].set_index("arm")
-    assert last["eval/loss"].nunique() == 6  # and then each goes its own way
+    assert last["eval/loss"].nunique() == 5  # and then each goes its own way
     assert {arm for arm in arms if last.loc[arm, "router/params_changed"]} == {"learned", "learned_balanced"}
     assert last.loc["frozen", "router/churn_router"] == 0
     assert last.loc["oracle_language", "router/mi_language"] > last.loc["learned", "router/mi_language"] + 0.2

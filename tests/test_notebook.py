@@ -42,11 +42,5 @@ def test_the_error_of_a_failed_run_is_raised(capfd):
     notebook._execute([sys.executable, "-c", "raise SystemExit(3)"])  # runs diverged: their tables say which
 
 
-@pytest.mark.slow
-def test_a_run_from_python_returns_its_tables(tmp_path):
-    tables = routed.run("theory_two_gaussians:smoke", workdir=tmp_path / "run")
-    assert len(tables["results"]) and (tables["workdir"] / "report.html").exists()
-
-
 def test_completion_shows_the_public_names():
     assert {"analyse", "load", "run", "trace", "MoE"} <= {*dir(routed)} == {*routed.__all__}

@@ -17,7 +17,7 @@ from routed.plan.config import base
 from routed.settings.tree import override
 from tests.parallel_case import EXPERTS, RULE, case, layer, make_mesh, numbers
 
-MESHES = [(8, 1), (1, 8), (2, 4), (4, 2)]
+MESHES = [(8, 1), (1, 8), (2, 4)]
 
 
 @pytest.fixture(scope="module")

@@ -31,9 +31,10 @@ def evaluated(config, batch, change=lambda params: params):
     problem = problem_of(config).build(config, 0, None)
     shared = {"validation": batch, "test": batch, "references": {}}
     inputs = program.Inputs(program.streams(0, config), node_of(config), (), shared)
-    params, state = problem.init(inputs)
+    params, state = jax.jit(lambda: problem.init(inputs))()
     params = change(params)
-    return problem.evaluate(inputs, params, state, jnp.int32(0), problem.remember(params, state))
+    memory = problem.remember(params, state)
+    return jax.jit(lambda: problem.evaluate(inputs, params, state, jnp.int32(0), memory))()
 
 
 @pytest.mark.slow

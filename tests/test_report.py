@@ -186,12 +186,12 @@ def test_a_report_of_one_workdir_makes_its_files_again(finished, tmp_path, monke
     for name in names:
         (tmp_path / "one" / name).write_text("of before")
     trust(monkeypatch, config)
-    for options, again in (([f"--out={tmp_path / 'page.html'}"], 0), ([], len(names))):
+    page = tmp_path / "new" / "page.html"  # whose folder is made
+    for options, again in (([f"--out={page}"], 0), ([], len(names))):
         reported(tmp_path / "one", *options)
         assert sum((tmp_path / "one" / name).read_bytes() != b"of before" for name in names) == again
-    reported(tmp_path / "one", f"--out={tmp_path / 'new' / 'page.html'}")  # whose folder is made
     with pytest.raises(UserError, match="choose another --out"):
-        reported(tmp_path / "one", f"--out={tmp_path / 'page.html' / 'page.html'}")
+        reported(tmp_path / "one", f"--out={page / 'page.html'}")
 
 
 def diverged(table):

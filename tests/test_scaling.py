@@ -123,11 +123,11 @@ def test_the_formula_by_hand():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", [(8, 1), (2, 4)])  # the bench compiles all of MESHES, in half a minute each
-def test_the_compiled_step_sends_what_the_formula_says_and_nothing_else(mesh, tmp_path_factory):
+def test_the_compiled_step_sends_what_the_formula_says_and_nothing_else(tmp_path_factory):
+    """On 2 x 4 devices, where all kinds occur; the bench compiles all of MESHES, in half a minute each."""
     cache = tmp_path_factory.getbasetemp() / "text"
-    records = collectives(override(base(), SMALL | {"data.cache": str(cache)}), *mesh)
-    assert len(records) == {(8, 1): 1, (1, 8): 2}.get(mesh, 3)
+    records = collectives(override(base(), SMALL | {"data.cache": str(cache)}), 2, 4)
+    assert len(records) == 3
     for record in records:
         assert record["bytes"] == record["formula"], record
 

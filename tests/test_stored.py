@@ -335,7 +335,7 @@ PUBLISHED = ("about.json", "claims.json", "arms.csv", "config.json", "seeds.parq
 STORED = ("config.json", "results.parquet", "routing.npz", "claims.json", "summary.csv", "timing.csv", stored.DIGESTS)
 
 
-@settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.slow
 def test_no_damage_ends_in_a_traceback(whole, tmp_path, monkeypatch, data):
