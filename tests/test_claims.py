@@ -552,6 +552,9 @@ def test_threats_are_filled_from_the_rows():
     assert "(at data.samples = 64)" in answers["Converged?"]
     assert "frozen_data 0.5" in answers["Sharpness equal?"] and "learned 0.5" in answers["Sharpness equal?"]
     assert answers["Diverged runs"] == "1 of 24: frozen_sharp 1"
+    twice = pd.concat([both, both.assign(**{"data.separation": 2.0})]).fillna({"data.separation": 1.0})
+    answers = dict(diagnosis.threats(twice, base(), [*swept, "data.separation"]))
+    assert answers["Diverged runs"] == "1 of 24: frozen_sharp 1"  # each run stands at two points
     assert "file's rates" in answers["Tuned per arm?"]
     assert answers["Frozen is frozen"] == "router parameters differ from step 0 in: learned"
     free = dict(diagnosis.threats(table(), override(base(), {"gate.horizon": 1.0}), swept))

@@ -11,6 +11,7 @@ from routed.plan.checks import validate
 from routed.plan.config import base, canonical, traced
 from routed.settings.tree import node_of, override
 from routed.tasks import TASKS, worlds
+from routed.training import sample_problem
 from routed.training.phases import active_phase, phases_of
 from routed.training.program import advance, make_program, start
 from routed.training.samples import SAMPLES
@@ -87,6 +88,17 @@ def test_a_run_stops_when_no_sample_was_wrong(config, tmp_path):
     }
     end = train(override(config, changes), ({},), tmp_path).iloc[-1]
     assert end["train/stopped"] == 1 and 0 < end["train/steps"] < 4000 and end["train/steps"] % 4 == 0
+
+
+@pytest.mark.parametrize(("phases", "steps"), [((), 4), (FIRST["phases"], 12), (("until=10 train=router", ""), 16)])
+def test_the_first_whole_epoch_of_the_last_phase_may_be_the_last(config, monkeypatch, phases, steps):
+    """All samples are right: one epoch of 4 steps; behind two epochs of the router; not one that began in it."""
+    monkeypatch.setattr(sample_problem, "correct", lambda prediction, y, threshold: jnp.ones(len(y), bool))
+    config = canonical(override(config, FIRST | {"stop.errors": True, "phases": phases}))
+    program, seed = make_program(config, SAMPLES.build(config, 24)), 0
+    values = {key: jnp.asarray(value) for key, value in traced(config).items()}
+    world, run = jax.jit(lambda: start(program, seed, values))()
+    assert jax.jit(lambda run: advance(program, 40, seed, values, world, run))(run)["taken"] == steps
 
 
 @pytest.mark.slow

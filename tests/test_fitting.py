@@ -86,6 +86,7 @@ def test_a_single_layer_may_be_fitted(tmp_path):
     [
         ({"router.name": "hash_id"}, "router.name=hash_id has no columns to fill; use one of linear"),
         ({"router.fit": "balanced"}, "needs router.score=distance and router.bias=true"),
+        ({"router.fit": "sharpness", "router.score": "product", "router.bias": True}, "and router.bias=false"),
         ({"router.fit": "sharp_clusters"}, "needs router.score=product and router.bias=true"),
         ({"router.fit_at": 0.3}, "there is no evaluation at step 3, where routers are fitted; use eval_every=1"),
     ],

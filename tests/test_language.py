@@ -13,12 +13,14 @@ from routed.contracts import UserError
 from routed.engine import batches, checkpoint, execution, results
 from routed.engine.batches import Watching
 from routed.engine.devices import make_mesh
+from routed.models.t5 import shifted
 from routed.plan.checks import validate
 from routed.plan.config import base, canonical, problem_of, traced
 from routed.plan.runs import plan_runs
 from routed.routers import ROUTERS, Router
 from routed.settings.tree import override
-from routed.training import program
+from routed.tasks.text.stream import SPANS
+from routed.training import program, text_problem
 from tests.language_case import TINY
 from tests.test_controls import Centroids
 
@@ -197,15 +199,21 @@ def test_impossible_settings_are_refused(tiny, changes, part):
         validate(override(tiny, changes))
 
 
-def test_each_table_seed_has_a_table_of_its_own(tiny):
+def test_each_table_seed_and_each_stack_have_a_table_of_their_own(tiny):
+    """Balanced by the ids that the stack reads: half of the first token's ids in a decoder are its START."""
     hashed = override(
         tiny, {"router.name": "hash_id", "router.vocabulary": tiny.data.vocabulary, "router.frozen": True}
     )
     tables = [
-        problem_of(config).shared_arrays(config)["table"]["routers_0"]
+        problem_of(config).shared_arrays(config)["table"]
         for config in (hashed, override(hashed, {"router.table_seed": 1}))
     ]
-    assert (tables[0] != tables[1]).any()
+    one, other = (table["decoder"]["routers_0"] for table in tables)
+    assert (one != other).any() and (one != tables[0]["encoder"]["routers_0"]).any()
+    feed = text_problem.feed(SPANS, hashed, text_problem.COUNTING)
+    ids = np.concatenate([shifted(feed(step, 1).targets[0]).reshape(-1) for step in range(64)])
+    load = np.bincount(one[ids].reshape(-1).astype(int), minlength=4) / one[ids].size
+    assert abs(load - 1 / 4).max() < 0.01
 
 
 def test_other_data_at_a_swept_folder_is_refused(tiny, tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from routed.plan.config import base
 from routed.routers import HyperRouter, ProductRouter
 from routed.routers.features import Flat
 from routed.settings.tree import flatten, override
-from routed.training.phases import mean_so_far, phases_of
+from routed.training.phases import Phase, mean_so_far, phases_of
 from tests.test_decoder import settings
 from tests.test_language import run, stopped_after
 from tests.test_phases import TOP2, compiled, equal, states
@@ -141,6 +141,8 @@ def test_experts_of_a_token_so_far_by_hand():
     assert found == pytest.approx([2, 2, 4.5, 9])
     phases = phases_of(override(base(), {"steps": 100, "eval_every": 100, "phases": ("until=25 fraction=0.5", "")}))
     assert float(mean_so_far(phases, (4, 2), 20)) == pytest.approx(3)
+    phases = (Phase(40, 1.0, None, {}, epochs=2), Phase(40, 1.0, None, {}))  # 8 of 40 steps at 1, then 2
+    assert float(mean_so_far(phases, (1, 2), 40, per_epoch=4)) == pytest.approx(1.8)
 
 
 @pytest.mark.slow

@@ -91,8 +91,8 @@ def test_what_follows_an_end_does_not_count():
         assert problem.task_loss(config, outputs, one)[0] == pytest.approx(mean, rel=1e-6)
         assert problem.task_loss(with_z, outputs, one)[0] == pytest.approx(mean + 0.5 * square, rel=1e-6)
         moment = inputs._replace(shared=shared | {"validation": one, "test": one})
-        evaluate = jax.jit(lambda: problem.evaluate(moment, params, state, 0, problem.remember(params, state)))  # noqa: B023
-        seen = evaluate()
+        memory = problem.remember(params, state)
+        seen = jax.jit(lambda m=moment, past=memory: problem.evaluate(m, params, state, jnp.int32(0), past))()
         assert seen["eval/loss"] == pytest.approx(mean, rel=1e-5)
         assert seen["test/loss"] == pytest.approx(mean, rel=1e-5)
         assert seen["language/loss"][0] == pytest.approx(mean, rel=1e-5)

@@ -9,7 +9,7 @@ from routed.contracts import SHARE, Column, Routing, SoftRouting, TextBatch
 from routed.metrics.entropies import entropy
 from routed.metrics.router import METRICS, Metric
 from routed.plan.code import code_of_metrics
-from routed.plan.config import base, problem_of
+from routed.plan.config import base, canonical, problem_of, traced
 from routed.settings.tree import node_of, override
 from routed.training import program
 from routed.training.probes import PROBES, Probe, probes_of
@@ -17,6 +17,7 @@ from routed.training.problem import Problem
 from routed.training.sample_problem import SampleProblem
 from routed.training.text_probes import _joined
 from routed.training.text_problem import TextProblem
+from tests.conftest import SMALL
 from tests.language_case import TINY
 from tests.test_decoder import rows
 from tests.test_decoder import settings as decoder_settings
@@ -35,6 +36,22 @@ def evaluated(config, batch, change=lambda params: params):
     params = change(params)
     memory = problem.remember(params, state)
     return jax.jit(lambda: problem.evaluate(inputs, params, state, jnp.int32(0), memory))()
+
+
+def test_tokens_of_samples_are_numbered_over_all_blocks(monkeypatch):
+    """1,616 test samples pass in blocks of 404."""
+    monkeypatch.setitem(METRICS, "router/last", Metric(lambda gate: gate.routing.token.max(), Column("last")))
+    config = canonical(override(base(), SMALL | {"data.test_samples": 1616, "shuffles": 0}))
+    problem = problem_of(config).build(config, config.data.samples, None)
+    keys, node = program.streams(0, config), node_of(config, jax.tree.map(jnp.asarray, traced(config)))
+
+    @jax.jit
+    def seen():
+        inputs = program.Inputs(keys, node, problem.draw_world(keys, node), ())
+        params, state = problem.init(inputs)
+        return problem.evaluate(inputs, params, state, 0, problem.remember(params, state))
+
+    assert seen()["router/last"] == 1615
 
 
 @pytest.mark.slow

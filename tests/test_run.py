@@ -52,6 +52,15 @@ def test_a_workdir_has_the_value_of_a_swept_key_that_the_last_command_set(small,
     assert stored(three) == 3.0  # swept by the command before
 
 
+def test_an_evaluation_is_traced_once(small, monkeypatch):
+    """For the shapes of the history and for its rows: a type that differs between both would trace it again."""
+    evaluate, traced_for = program.evaluate, []
+    monkeypatch.setattr(program, "evaluate", lambda *args: traced_for.append(args[0]) or evaluate(*args))
+    config = canonical(small)
+    compilation.lower_group(config, config.data.samples, 2, make_mesh(override(config, {"mesh.run": 1})))
+    assert len(traced_for) == 1
+
+
 def last(table, arm, column, **where):
     found = rows.last_evaluations(table)
     found = found[found.arm == arm]

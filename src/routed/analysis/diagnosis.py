@@ -94,6 +94,7 @@ def _path(arms: set[str]) -> list[tuple[str, str, str]]:
 def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[tuple[str, str]]:
     """Returns questions of a hostile reviewer with answers from all rows, or from those at the decomposed gap."""
     rows = Rows(table, config, swept, problem_of(config))
+    runs = rows.last.drop_duplicates("run")  # a run may stand at several points
     good, point, problem = rows.last[rows.last.status == "ok"], rows.at({}), problem_of(config)
     changes = _changes(rows, point) if config.gate.horizon != 1 else {}
     steered = [column for column in good if column.startswith(STEERED) and good[column].notna().any()]
@@ -106,11 +107,11 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
         "changes": {arm: 100 * change for arm, change in changes.items() if np.isfinite(change)},
         "unknown": [arm for arm, change in changes.items() if not np.isfinite(change)],
         "bigram": None,
-        "runs": len(rows.last),
-        "diverged": _counts(rows.last[rows.last.status == "diverged"]),
-        "tuned": _tuned(table, rows.last, config, swept),
+        "runs": len(runs),
+        "diverged": _counts(runs[runs.status == "diverged"]),
+        "tuned": _tuned(table, runs, config, swept),
         "routed": {},
-        "steered": {column.removeprefix(STEERED): _steered(good[column].dropna()) for column in steered},
+        "steered": {column.removeprefix(STEERED): _steered(good, column) for column in steered},
         "has_trunk": config.data.name in SOURCES,
         "stop_gradient": None if "router.stop_gradient" in swept else config.router.stop_gradient,
         "moved": [arm for arm, share in good.groupby("arm")["router/params_changed"].max().items() if share > 0],
@@ -180,10 +181,9 @@ def _chosen(runs: pd.DataFrame) -> str:
     return " or ".join(texts)
 
 
-def _steered(final: pd.Series) -> dict[str, Any]:
-    """Returns the range of final values of a coefficient that changes, and the number of runs in which it ended at a
-    limit.
-    """
+def _steered(good: pd.DataFrame, column: str) -> dict[str, Any]:
+    """Returns the range of a moving coefficient's final values, and the number of runs in which it ended at a limit."""
+    final = good.drop_duplicates("run")[column].dropna()
     at_limit = int(((final <= 1.001 * LIMITS[0]) | (final >= 0.999 * LIMITS[1])).sum())
     return {"least": final.min(), "most": final.max(), "at_limit": at_limit, "runs": len(final)}
 

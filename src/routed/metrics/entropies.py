@@ -25,9 +25,9 @@ def entropies(probs: Float[Array, "T E"], cluster: Int[Array, " T"], clusters: i
 
     entropy_token = E_x H(p(x)); entropy_cluster = sum_c q_c H(E[p|c]) with q_c the share of cluster c; entropy_load =
     H(E_x p(x)). They split H(E) = I(E;C) + I(E;X|C) + H(E|X): between clusters (load - cluster), splitting within
-    (cluster - token), per-token softness (token). sparsity = mean_c exp H(E[p|c]) is what Dikkala et al. (2023)
-    tabulate: the effective number of experts of a cluster, 1 when each has one, E when routing ignores the input;
-    sparsity_exp_mean = exp mean_c H is the other reading.
+    (cluster - token), per-token softness (token). sparsity = sum_c q_c exp H(E[p|c]) is what Dikkala et al. (2023)
+    tabulate, of clusters of equal size: the effective number of experts of a cluster, 1 when each has one, E when
+    routing ignores the input; sparsity_exp_mean = exp mean_c H is the other reading.
     """
     return split(cluster_sums(probs, cluster, clusters), entropy(probs).mean())
 

@@ -132,15 +132,16 @@ def dense(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shuffle_within(sequence: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Returns an order of tokens in which each sequence is rotated by a random number of its tokens.
+    """Returns an order of tokens in which each sequence is rotated by 1 or more of its tokens.
 
     Tokens that follow each other still do, as in the text: routing in runs then has the same runs by chance. A free
-    order has none, and would call runs of one expert a dependence. If all sequences have one token, the order is free.
+    order has none, and would call runs of one expert a dependence. Sequences of one token are permuted.
     """
     begins = np.flatnonzero(np.diff(sequence, prepend=sequence[:1] - 1))
-    if len(begins) == len(sequence) > 1:
-        return random.permutation(len(sequence)).astype(np.int32)
     lengths = np.diff(begins, append=len(sequence))
-    turns = random.integers(0, lengths)
+    turns = random.integers(lengths > 1, np.maximum(lengths, 1))
     begin, length, turn = (np.repeat(some.astype(np.int32), lengths) for some in (begins, lengths, turns))
-    return begin + (np.arange(len(sequence), dtype=np.int32) - begin + turn) % length
+    order = begin + (np.arange(len(sequence), dtype=np.int32) - begin + turn) % length
+    single = begins[lengths == 1]
+    order[single] = random.permutation(single)
+    return order

@@ -27,7 +27,7 @@ from routed.training.problem import Inputs
 TOKENS, STREAM = 16_384, 2**30
 NONE, BALANCED, SHARPNESS, DISTILLED = "none", "balanced", "sharpness", "distilled"
 SHARP_CLUSTERS = "sharp_clusters"
-#: The router.score that a fit needs, and whether the fit needs a bias.
+#: The router.score and the router.bias that a fit needs.
 NEEDS = {BALANCED: (DISTANCE, True), SHARPNESS: (PRODUCT, False), SHARP_CLUSTERS: (PRODUCT, True)}
 #: Steps of Adam on all tokens, and their rate, in which a router learns the choices of another.
 LESSONS, RATE = 500, 0.02
@@ -59,8 +59,8 @@ def check_fit(config: ConfigDict) -> None:
         refuse("router.fit", fit, f"router.name={router.name} has no columns to fill; use one of {able}")
     if fit in NEEDS:
         score, biased = NEEDS[fit]
-        if "score" not in read or router.score != score or (biased and not ("bias" in read and router.bias)):
-            refuse("router.fit", fit, f"needs router.score={score}{' and router.bias=true' * biased}")
+        if "score" not in read or router.score != score or ("bias" in read and router.bias) != biased:
+            refuse("router.fit", fit, f"needs router.score={score} and router.bias={str(biased).lower()}")
     if (step := round(router.fit_at * config.steps)) % config.eval_every:
         reason = f"there is no evaluation at step {step}, where routers are fitted; use eval_every="
         refuse("router.fit_at", router.fit_at, f"{reason}{math.gcd(config.eval_every, step)}")
@@ -135,7 +135,8 @@ def _fit_layer(
         new = part.from_clusters(*arguments, balanced=config.router.fit == BALANCED)
         if config.router.fit == SHARP_CLUSTERS:  # closeness to the centres, x.w - |w|^2 / 2, times a factor
             new |= {"bias": -0.5 * (new["kernel"] ** 2).sum(0)}
-            factor = sharpness_for(module.apply({"params": new}, x), inputs.config.router.fit_entropy)
+            scores = module.apply({"params": new}, x)
+            factor = sharpness_for(scores, inputs.config.router.fit_entropy)
             new |= {"kernel": factor * new["kernel"], "bias": factor * new["bias"]}
     whole = jax.tree.map(lambda a, b: a.at[layer].set(b), stacked, new)
     return params | {"router": _with(params["router"], path, whole)}

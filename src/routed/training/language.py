@@ -59,7 +59,7 @@ def parameters(kind: TextKind, config: ConfigDict) -> int:
 
 
 def shared_arrays(kind: TextKind, config: ConfigDict) -> dict[str, Any]:
-    """Returns the held-out rows, their `references`, and the `table` of each kind of router by token id."""
+    """Returns the held-out rows, their `references`, and each stack's `table` of each kind of router by token id."""
     shared: dict[str, Any] = held_out(kind.form, config) | {
         "references": _references(kind, text_problem.key_of(config))
     }
@@ -69,16 +69,20 @@ def shared_arrays(kind: TextKind, config: ConfigDict) -> dict[str, Any]:
     makers = [ROUTERS[kind.router.name].from_counts for kind in kinds]
     if fitting.fit_step(config) is not None:
         batches = text_problem.feed(kind.form, config, text_problem.COUNTING)
-        shared["fitted_on"] = batches(0, -(-fitting.TOKENS // (config.batch_size * config.data.input_length)))
+        fewest = config.batch_size * min(kind.form.lengths(config.data))  # tokens of a batch in a stack
+        shared["fitted_on"] = batches(0, -(-fitting.TOKENS // fewest))
     if any(makers):
         batches = text_problem.feed(kind.form, config, text_problem.COUNTING)
-        ids = np.concatenate([np.asarray(batches(step, 1).inputs).reshape(-1) for step in range(COUNTED)])
-        counts = np.bincount(ids, minlength=config.data.vocabulary)
-        shared["table"] = {
-            f"{KIND}{i}": make(counts, config.experts.count, of_kind.router.experts_per_id, of_kind.router.table_seed)
-            for i, (make, of_kind) in enumerate(zip(makers, kinds, strict=True))
-            if make is not None
-        }
+        rows = [jax.tree.map(lambda a: a[0], batches(step, 1)) for step in range(COUNTED)]
+        shared["table"] = {}
+        for stack, read in kind.read.items():
+            ids = np.concatenate([np.asarray(read(batch)).reshape(-1) for batch in rows])
+            counts = np.bincount(ids, minlength=config.data.vocabulary), config.experts.count
+            shared["table"][stack] = {
+                f"{KIND}{i}": make(*counts, of_kind.router.experts_per_id, of_kind.router.table_seed)
+                for i, (make, of_kind) in enumerate(zip(makers, kinds, strict=True))
+                if make is not None
+            }
     return shared
 
 

@@ -98,7 +98,7 @@ def _auxiliary(problem: Problem, config: Any, sites: dict[str, Site], params, st
     values = []
     for name, (routing, features) in sites.items():
         if routing.scores.ndim == 2:
-            respond = partial(_responses, problem, params, name, features)
+            respond = lambda name=name, x=features: _all_responses(problem, params, name, x[None])[0]  # noqa: E731
             values.append(jax.tree.map(lambda value: value[None], of_layer(routing, features, respond)))
             continue
 
@@ -128,11 +128,6 @@ def _pooled(config: Any, sites: dict[str, Site], still) -> Array:
         probs = jnp.where(jnp.tile(still, len(stacks))[:, None], jax.lax.stop_gradient(probs), probs)
     value = balance_pooled(probs[:, None], loads)
     return jnp.where(still.all() if still.ndim else still, 0.0, config.losses.balance * value)
-
-
-def _responses(problem: Problem, params, site: str, features) -> Array:
-    """Returns all experts' outputs on the tokens of a single layer."""
-    return _all_responses(problem, params, site, features[None])[0]
 
 
 def _all_responses(problem: Problem, params, site: str, features) -> Array:

@@ -144,20 +144,18 @@ def configs_of(config: ConfigDict) -> list[ConfigDict]:
     return [override(config, phase.changes) if phase.changes else config for phase in phases_of(config)]
 
 
-def mean_so_far(phases: tuple[Phase, ...], values: Sequence[Any], step: Any) -> Any:
+def mean_so_far(phases: tuple[Phase, ...], values: Sequence[Any], step: Any, per_epoch: Any = 0) -> Any:
     """Returns the mean over the steps before `step` of a value that each phase has; at step 0 the first step's value.
 
-    Phases that take a fraction of the steps count by it. Phases that end by epochs do not count.
+    Phases that take a fraction of the steps count by it. `per_epoch` are the steps of an epoch, which may be traced.
     """
-    ends = sorted({phase.until for phase in phases})
     total: Any = 0.0
-    start = 0
-    for end in ends:
-        rest, value = 1.0, 0.0
+    start: Any = 0
+    for end in jnp.sort(jnp.array([phase.end(per_epoch) for phase in phases])):
+        rest, value = jnp.float32(1), jnp.float32(0)
         for phase, phase_value in zip(phases, values, strict=True):
-            if phase.until >= end:
-                value += rest * phase.fraction * phase_value
-                rest *= 1 - phase.fraction
+            share = rest * jnp.where(phase.end(per_epoch) >= end, phase.fraction, 0.0)
+            value, rest = value + share * phase_value, rest - share
         total += value * (jnp.clip(jnp.maximum(step, 1), start, end) - start)
         start = end
     return total / jnp.maximum(step, 1)
@@ -176,7 +174,7 @@ def mean_so_far_of(count: Callable[[Any], Any], config: ConfigDict, traced: Any,
         count(node_of(override(config, phase.changes), {k: v for k, v in given.items() if k not in phase.changes}))
         for phase in phases
     ]
-    return mean_so_far(phases, values, step)
+    return mean_so_far(phases, values, step, steps_per_epoch(traced) if any(phase.epochs for phase in phases) else 0)
 
 
 def active_phase(

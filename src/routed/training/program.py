@@ -131,7 +131,7 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
         "loss": jnp.float32(0),
         "wrong": jnp.int32(0),
         "lowest": jnp.float32(jnp.inf),
-        "stopped": jnp.array(False),
+        "stopped": jnp.bool_(False),
     }
     if teacher := program.problem.teacher(inputs, params, state):
         run["teacher"] = teacher
@@ -211,11 +211,10 @@ def _phase_step(program: Program, inputs: Inputs, config: Any, feed, phase: Phas
 def _end_of_epoch(program: Program, inputs: Inputs, phase: Phase, wrong, new: dict[str, Any]) -> dict[str, Any]:
     """Returns `stopped` for a run that stops behind this epoch, and its wrong samples of the epoch so far."""
     stop, per_epoch = program.config.stop, steps_per_epoch(inputs.config)
-    wrong = new["wrong"] + wrong
+    over, wrong = new["taken"] % per_epoch == 0, new["wrong"] + wrong
     *earlier, last = program.phases
-    if phase is not last:  # whose epochs count
-        return {"wrong": jnp.ones_like(wrong)}
-    over = new["taken"] % per_epoch == 0
+    if phase is not last:  # whose whole epochs count
+        return {"wrong": jnp.where(over, 0, jnp.ones_like(wrong))}
     before = functools.reduce(jnp.maximum, [phase.end(per_epoch) for phase in earlier], jnp.int32(0))
     stopped = over & (wrong == 0) & stop.errors
     if stop.epochs:

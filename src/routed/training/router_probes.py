@@ -89,8 +89,8 @@ COLUMNS = Probe(
     columns={
         "router/sparsity": Column(
             "sparsity: effective experts per cluster",
-            "Mean over clusters (of text: languages) of exp H(expert | cluster): how many experts share a"
-            " cluster's tokens. 1: one expert each; E: routing ignores clusters.",
+            "Mean over clusters (of text: languages), by their tokens, of exp H(expert | cluster): how many experts"
+            " share a cluster's tokens. 1: one expert each; E: routing ignores clusters.",
             AT_LEAST_1,
             log=True,
             references=ONE_TO_ALL,

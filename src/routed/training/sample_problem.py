@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Scalar
 from ml_collections import ConfigDict
 
-from routed.contracts import Batch
+from routed.contracts import Batch, Routing
 from routed.experts import EXPERTS, Expert
 from routed.layer.moe import CONTROL
 from routed.layer.rule import SelectionRule, selection_rule
@@ -137,7 +137,9 @@ class SampleProblem(Problem):
             key = jax.random.fold_in(inputs.keys["noise"], number) if noisy else None
             block_rule = rule._replace(group_size=group_of(rule.group_size, len(batch.tokens)))
             outputs = self.model.apply(params, state, batch, block_rule, EVALUATION_DISPATCH, key, step)
-            routing = outputs.sites[SITE].routing if outputs.sites else None
+            routing: Any = outputs.sites[SITE].routing if outputs.sites else None
+            if isinstance(routing, Routing):  # tokens are numbered over all blocks
+                routing = routing._replace(token=routing.token + number * len(routing.scores))
             width, outputs_of_task = outputs.prediction.shape[-1], self.task.outputs(self.config.data)
             if self.experts is not None and width != outputs_of_task:
                 shapes = f"it makes [T, {width}]; must be outputs [T, {outputs_of_task}]"

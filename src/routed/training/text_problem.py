@@ -133,9 +133,9 @@ class TextProblem(Problem):
         """Returns fresh parameters; a router by token id gets its table of experts."""
         rows = jax.tree.map(lambda a: a[:1], inputs.shared["validation"])
         params, state = self.model.init(inputs.keys["init"], rows)
-        tables = inputs.shared.get("table", {})
 
         def fill(path, leaf: Array) -> Array:
+            tables = inputs.shared.get("table", {}).get(path[0].key, {})
             kind = path[2].key if path[2].key.startswith(KIND) else f"{KIND}0"
             is_table = path[1].key == "router" and kind in tables
             return jnp.broadcast_to(tables[kind], leaf.shape) if is_table else leaf
