@@ -123,8 +123,8 @@ FINDINGS = {
     "[.48, .60]": ("gmm_router", "routed.gmm.fair", float),
     "[1.14, 2.27]": ("sequence_router", "routed.sequence.fair", float),
     "[1.02, 1.11]": ("dictionary_router", "routed.dictionary.fair", float),
-    "[.009, .017]": ("token_router", "routed.tokens.frozen", float),
-    "[.025, .033]": ("token_router", "routed.tokens.hash-token", abs),  # behind
+    "[.011, .015]": ("token_router", "routed.tokens.frozen", float),
+    "[.027, .031]": ("token_router", "routed.tokens.hash-token", abs),  # behind
     "[3.3, 6.8]": ("geometry", "routed.geometry.learned-wins-high", float),
     "[1.1, 2.0]": ("gmm_router-rates_constant-again", "routed.rates.constant.learned", float),
     "[.042, .063]": ("competition_lm", "pham.table9", abs),  # behind: below 0 there
