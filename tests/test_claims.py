@@ -167,10 +167,22 @@ def test_a_claim_against_the_fairest_is_one_against_every_control():
     lost = table(losses)
     lost.loc[(lost.arm == "frozen_top1") & (lost.seed > 1), "status"] = "diverged"
     assert verdict(order(higher="fairest"), lost)["n"] == 4  # the seeds of the other control stay
-    with pytest.raises(
-        UserError, match="claim x: only an order or a prediction can be claimed against the fairest control"
-    ):
+    with pytest.raises(UserError, match="claim x: only claims of kind order or prediction know the fairest control"):
         verdict(comparison("null", higher="fairest"), table())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"unit": "percent"}, "unit='percent': use one of ratio, difference, probability"),
+        ({"at": {"data.sample": 64}}, "no setting 'data.sample' .did you mean 'data.samples'"),
+        ({"higher": "frozen_kmean"}, "no arm 'frozen_kmean' .did you mean 'frozen_kmeans'"),
+    ],
+)
+def test_a_claim_of_unknown_names_is_refused_before_training(changes, told):
+    with pytest.raises(UserError, match=f"claim x: .*{told}"):
+        verdicts.check_names(order(**changes))
+    verdicts.check_names(order())
 
 
 def test_a_control_that_did_not_control_has_no_verdict():

@@ -255,8 +255,8 @@ def test_a_point_that_an_arm_does_not_read_is_the_same_run(small):
     [
         (("data.radius",), (), "data.radius: nothing in this plan reads it, .* it is read by data.name=two_gaussians"),
         ((), ({"data.radius": 0.3}, {"data.radius": 0.5}), "data.radius: nothing in this plan reads it"),
-        (("stop.floor",), (), "stop.floor: nothing .* it is read where stop.rise > 0"),
-        (("selection.capacity_rule",), (), "it is read where a capacity factor is above 0"),
+        (("stop.floor",), (), "stop.floor: nothing .*, where stop.rise > 0"),
+        (("selection.capacity_rule",), (), "where a capacity factor is above 0"),
         (("transformer.dim",), (), "transformer.dim: nothing .* model=moe .encoder_decoder"),
     ],
 )
@@ -269,7 +269,7 @@ def test_noise_at_evaluation_is_of_samples(small):
     """Text is evaluated without it."""
     noisy = override(small, {"router.noise": "gaussian", "router.noise_at_eval": True})
     refuse_unread(["router.noise_at_eval"], [noisy])
-    with pytest.raises(UserError, match=r"router\.noise_at_eval: nothing .* it is read where data are samples"):
+    with pytest.raises(UserError, match=r"router\.noise_at_eval: nothing .*, where data are samples"):
         refuse_unread(["router.noise_at_eval"], [override(noisy, {"data.name": "artificial"})])
 
 

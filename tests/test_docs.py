@@ -173,15 +173,15 @@ def test_there_are_fourteen_sections():
 
 @pytest.mark.parametrize("heading", SECTIONS)
 def test_the_command_line_of_a_section_plans_its_sweep(heading, tmp_path):
-    """At the last point of its figure, on a small scale; every value that is swept makes runs of its own."""
+    """At all points of its figure, on a small scale; every value that is swept makes runs of its own."""
     file, figure, flags = command(heading)
     (tmp_path / file).write_text(block(heading))
     scaled = f"{tmp_path / file}{figure}{',' if figure else ':'}smoke"
     module, config = experiment.configure(scaled, ["seeds=1"])
     arms = ("learned", "frozen") if "frozen" in config.arms else config.arms
-    pair = experiment.figure_of(module, config).sweep(config)[-1] | {"arms": arms}
+    pairs = tuple(point | {"arms": arms} for point in experiment.figure_of(module, config).sweep(config))
     runs = plan_runs(
-        config, points.cross((pair,), points.points_of_flags(config, flags)), [flag.partition("=")[0] for flag in flags]
+        config, points.cross(pairs, points.points_of_flags(config, flags)), [flag.partition("=")[0] for flag in flags]
     )
     for key, _, values in (flag.partition("=") for flag in flags):
         last = {run.key: value_of(run.config, key) for run in runs if run.arm == arms[-1]}

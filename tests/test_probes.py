@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routed.contracts import SHARE, Column, Routing, SoftRouting, TextBatch
+from routed.contracts import SHARE, Column, Routing, SoftRouting, TextBatch, UserError
 from routed.metrics.entropies import entropy
 from routed.metrics.router import METRICS, Metric
 from routed.plan.code import code_of_metrics
 from routed.plan.config import base, canonical, problem_of, traced
 from routed.settings.tree import node_of, override
 from routed.training import program
-from routed.training.probes import PROBES, Probe, probes_of
+from routed.training.probes import PROBES, Probe, own_columns, probes_of
 from routed.training.problem import Problem
 from routed.training.sample_problem import SampleProblem
 from routed.training.text_probes import _joined
@@ -36,6 +36,13 @@ def evaluated(config, batch, change=lambda params: params):
     params = change(params)
     memory = problem.remember(params, state)
     return jax.jit(lambda: problem.evaluate(inputs, params, state, jnp.int32(0), memory))()
+
+
+def test_a_metric_without_a_group_is_refused(monkeypatch):
+    """The tables of a page have columns with a slash alone."""
+    monkeypatch.setitem(METRICS, "certainty", CERTAINTY)
+    with pytest.raises(UserError, match="a metric's name has a group before a slash: 'router/certainty'"):
+        own_columns()
 
 
 def test_tokens_of_samples_are_numbered_over_all_blocks(monkeypatch):

@@ -5,7 +5,6 @@ import json
 import pandas as pd
 import pytest
 
-from routed.analysis.claims import FROZEN, LEARNED, Writer
 from routed.contracts import UserError
 from routed.engine import results, tables
 from routed.plan.config import base, declared
@@ -28,15 +27,6 @@ def test_an_old_setting_is_refused_with_the_new_name(old, new):
 def test_a_setting_of_evaluations_is_renamed_with_that_of_training():
     with pytest.raises(UserError, match=r"the new name is 'selection\.eval\.patch_weights'"):
         override(base(), {"selection.eval.gate": "one"})
-
-
-@pytest.mark.parametrize("old", renamed.COLUMNS)
-def test_an_old_column_is_refused_in_claims_and_figures(old):
-    claim = Writer("same", metric=old).order("x", "a sentence", "yes", LEARNED, FROZEN)
-    for asked in (claim, {"kind": "curves", "metrics": ("test/loss", f"{old}/decoder_0")}):
-        with pytest.raises(UserError, match=f"new name is '{renamed.COLUMNS[old]}"):
-            renamed.refuse_old_names(asked, "here")
-    renamed.refuse_old_names({"held": "a label", "metrics": renamed.COLUMNS[old]}, "here")
 
 
 def test_results_of_before_are_read_by_the_new_names(tmp_path):

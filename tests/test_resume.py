@@ -192,6 +192,8 @@ def test_a_signal_saves_and_says_how_to_resume(finished, run, refused, saves, tm
     saves.then = lambda count: os.kill(os.getpid(), number) if count == 5 else None
     assert "interrupted and saved" in refused(tmp_path / "work") and "same command" in logged(tmp_path / "work")
     assert signal.getsignal(number) == handler
+    other = refused(tmp_path / "work", "--config.batch_size=4")
+    assert "holds 2 unfinished runs of another command, which this one would lose: choose another --workdir" in other
     run(tmp_path / "work")
     assert saves == [10, 20, 30, 10, 20, 30]
     same(table(tmp_path / "work"), table(finished))

@@ -245,7 +245,7 @@ ROW = {"input_ids": [1, 2], "exp_ids": [[[0], [1]], [[2], [3]]]}
         ("olmoe", [{}], "input_ids and exp_ids are needed"),
         ("olmoe", [ROW, ROW | {"exp_ids": [[[0]], [[2]]]}], "one file is of one model"),
         ("vllm", [{"id": 1}], "neither choices nor outputs"),
-        ("vllm", [{"choices": [{"routed_experts": None}]}], "shape \\[\\] of object"),
+        ("vllm", [{"choices": [{"routed_experts": None}]}], "start the engine with --enable-return-routed-experts"),
         ("vllm", [{"choices": [{"routed_experts": "AAAA"}]}], "no .npy file in base64"),
         ("vllm", [{"choices": []}], "has no routed experts"),
         ("vllm", [{"prompt_token_ids": [1], "choices": [{"token_ids": [2] * 5, "routed_experts": [[[0, 1]]]}]}],

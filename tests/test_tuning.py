@@ -331,6 +331,11 @@ def test_a_model_that_goes_on_under_another_rule_says_so(trained, caplog):
     )
 
 
+def test_a_scale_of_rates_that_tuning_replaces_is_refused(small):
+    with pytest.raises(UserError, match=r"optimizer\.rate_scale=0\.1: rates=tuned chooses it; set tune\.multipliers"):
+        plan_runs(override(small, {"rates": "tuned", "optimizer.rate_scale": 0.1}), ({},))
+
+
 def test_runs_that_all_begin_untrained_say_so(caplog):
     """Also where an arm does not; a decoder, which cannot begin with anything, says nothing."""
     pretrained.check(plan_runs(settings(), ({},)))

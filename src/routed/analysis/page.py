@@ -34,7 +34,6 @@ from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
 from routed.plan.points import Point
-from routed.settings.renamed import refuse_old_names
 from routed.settings.tree import flatten
 from routed.system import files, stored
 
@@ -102,15 +101,14 @@ def check(asked: Any, config: ConfigDict) -> None:
     """Refuses unknown claims and figures of an experiment before it trains for hours.
 
     Raises:
-      UserError: an unknown kind of either.
+      UserError: an unknown kind of either, or a claim of unknown names.
     """
     for claim in asked.claims(config):
         verdicts.check(claim)
-        refuse_old_names(claim, f"claim {claim.id}")
+        verdicts.check_names(claim)
     names = set[str]()
     for spec in asked.plots(config):
         plots.check(spec)
-        refuse_old_names(spec, f"figure {spec['name']}")
         if spec["name"] in names:
             raise UserError(f"figure {spec['name']}: two figures have this name, of which one would be lost")
         names.add(spec["name"])
@@ -122,13 +120,9 @@ def warn_of_claims(asked: Any, config: ConfigDict, points: Sequence[Point]) -> N
     claims = with_rows(asked.claims(config), config, points)
     if lost := [claim for claim in verdicts.unanswered(claims, config, points) if claim not in ever]:
         log.warning(
-            "%d of the figure's %d claims are about points that this command replaces, and stay unanswered (the"
-            " first: %s, %s); leave"
-            " out --config and --sweep of what the figure sweeps itself to have them answered",
-            len(lost),
-            len(claims),
-            lost[0].id,
-            lost[0].statement,
+            f"{len(lost)} of the figure's {len(claims)} claims are about points that this command replaces, and stay"
+            f" unanswered (the first: {lost[0].id}, {lost[0].statement}); leave out --config and --sweep of what the"
+            " figure sweeps itself to have them answered"
         )
 
 

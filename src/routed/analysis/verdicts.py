@@ -13,11 +13,13 @@ from ml_collections import ConfigDict
 
 from routed.analysis import statistics
 from routed.analysis.claims import KINDS, Claim, Point
+from routed.analysis.claims.claim import EFFECTS
 from routed.analysis.claims.rules import absent, inconclusive
 from routed.analysis.claims.weaknesses import weakened
 from routed.analysis.paired_values import ANY_FAIR, Rows
-from routed.contracts import UserError
-from routed.plan.config import problem_of
+from routed.contracts import UserError, nearest
+from routed.plan.arms import ARMS
+from routed.plan.config import declared, problem_of
 from routed.settings.tree import flatten
 
 
@@ -85,10 +87,20 @@ def check(claim: Claim) -> None:
       UserError: a kind that cannot be claimed against several controls.
     """
     if not claim.allows_fairest and any(side.get("arm") == ANY_FAIR for side in claim.sides()):
-        allowed = " or ".join(
-            f"{'an' if name[0] in 'aeiou' else 'a'} {name}" for name, kind in KINDS.items() if kind.allows_fairest
-        )
-        raise UserError(f"claim {claim.id}: only {allowed} can be claimed against the fairest control; name one arm")
+        allowed = " or ".join(name for name, kind in KINDS.items() if kind.allows_fairest)
+        raise UserError(f"claim {claim.id}: only claims of kind {allowed} know the fairest control; name one arm")
+
+
+def check_names(claim: Claim) -> None:
+    """Refuses an unknown unit, and sides of unknown arms or settings (UserError)."""
+    if claim.setup.unit not in EFFECTS:
+        raise UserError(f"claim {claim.id}: unit={claim.setup.unit!r}: use one of {', '.join(EFFECTS)}")
+    for side, at in claim.reads():
+        for key in (*side, *at):
+            if key not in ("arm", "metric", "value", *declared()):
+                raise UserError(f"claim {claim.id}: there is no setting {key!r}{nearest(key, declared())}")
+        if (arm := side.get("arm", ANY_FAIR)) not in (ANY_FAIR, *ARMS):
+            raise UserError(f"claim {claim.id}: there is no arm {arm!r}{nearest(arm, ARMS)}")
 
 
 def unanswered(claims: Iterable[Claim], config: ConfigDict, points: Iterable[Point]) -> list[Claim]:

@@ -179,5 +179,6 @@ def command_of(spec: str, module: types.ModuleType, config: ConfigDict, table: p
             text = PATHS.get(key) or ",".join(str(plain_value(value)) for value in sorted(values, key=str))
             flags.append(f"--config.{key}={text}" if len(values) == 1 else f"--sweep={key}={text}")
     path, arg = experiment.split(spec)
-    name = pathlib.Path(path).name.removesuffix(".py")
+    stem = pathlib.Path(path).stem
+    name = stem if stem in packaged() else path
     return shlex.join(["routed", "run", f"--config={name}" + (f":{arg}" if arg else ""), *flags])

@@ -31,9 +31,5 @@ class Profile:
         self.steps = 0
         with files.explained(self.folder), jax.profiler.trace(str(self.folder), create_perfetto_trace=True):
             yield
-        log.info(
-            "profiled %d steps in %s: open perfetto_trace.json.gz at ui.perfetto.dev, or xprof --logdir=%s",
-            steps,
-            self.folder,
-            self.folder,
-        )
+        pages = f"open perfetto_trace.json.gz at ui.perfetto.dev, or xprof --logdir={self.folder}"
+        log.info("profiled %d steps in %s: %s", steps, self.folder, pages)

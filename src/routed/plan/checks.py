@@ -252,9 +252,8 @@ def check_values(configs: Iterable[ConfigDict]) -> None:
 
 def readers_of(key: str) -> str:
     """A text with the parts that read a setting, or the condition under which it is read."""
-    setting = declared()[key]
-    if setting.when is not None:
-        return f"it is read where {setting.when.description}"
+    when = declared()[key].when
+    where = f", where {when.description}" if when else ""
     node, _, name = key.rpartition(".")
     readers = [
         f"{choice}={part}"
@@ -273,7 +272,7 @@ def readers_of(key: str) -> str:
     readers += [
         f"data of the problem {problem}" for problem, part in PROBLEMS.items() if key in (*part.settings, *part.reads)
     ]
-    return f"it is read by {', '.join(readers)}" if readers else "no part reads it"
+    return f"it is read by {', '.join(readers)}{where}" if readers else f"no part reads it{where}"
 
 
 def validate_sweep(sweep: tuple[dict, ...]) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from routed.contracts import UserError
 
 #: Old setting -> new setting; those of `selection` also stand in `selection.eval`.
 SETTINGS = {
@@ -103,21 +100,3 @@ def renamed_attributes(message: str) -> str:
     quoted = re.findall(r"['\"](\w+)['\"]", message)
     hints = [f"{old} has the new name {new}" for old, new in SETTINGS.items() if old.rpartition(".")[2] in quoted]
     return f"; {', '.join(hints)}" if hints else ""
-
-
-def refuse_old_names(value: Any, where: str) -> None:
-    """Refuses old names of columns and dotted settings anywhere in a claim or in the description of a figure.
-
-    Raises:
-      UserError: an old name, with the new one.
-    """
-    if isinstance(value, str):
-        if new_name(value) != value and ("." in value or "/" in value):
-            raise UserError(f"{where}: {value!r} is an old name{renamed(value)}")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        refuse_old_names(vars(value), where)
-    elif isinstance(value, Mapping):
-        refuse_old_names([*value, *value.values()], where)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            refuse_old_names(part, where)

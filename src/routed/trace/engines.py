@@ -107,6 +107,8 @@ def read_vllm(path: str | os.PathLike, num_experts: int) -> dict[str, Any]:
 
 
 def _of_vllm(where: str, value: Any) -> np.ndarray:
+    if value is None:
+        raise UserError(f"{where} has no routed_experts: start the engine with --enable-return-routed-experts")
     if isinstance(value, str):
         try:
             value = np.load(io.BytesIO(base64.b64decode(value, validate=True)), allow_pickle=False)
@@ -148,7 +150,7 @@ def _extension(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ids_of_sglang(record: dict[str, Any]) -> list[int] | None:
-    about, parts = record.get("meta_info") or {}, list[list[int]]()
+    about, parts = record.get("meta_info") or record.get("usage") or {}, list[list[int]]()
     for name in ("input", "output"):
         ids, logprobs = record.get(f"{name}_ids"), about.get(f"{name}_token_logprobs")
         if ids is None and logprobs is not None:

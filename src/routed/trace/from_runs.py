@@ -21,11 +21,12 @@ def write(workdir: pathlib.Path, runs: Iterable[Run]) -> list[Trace]:
     An existing trace is read. Choices stay as they were kept, whatever `trace.every` is now. Scores are not kept, so
     pages of these traces have no entropies; results.parquet has them.
     """
-    arrays, traces, strides = tables.read_heatmaps(workdir), list[Trace](), set[int]()
+    arrays, traces, strides, missing = tables.read_heatmaps(workdir), list[Trace](), set[int](), False
     for run in runs:
         config, prefix = run.config, f"{run.key}/{TRACED}/"
         names = sorted(name for name in arrays if name.startswith(prefix))
         if not names or run.seed != config.seed or run.tuning:
+            missing |= not names and config.trace.every > 0
             continue
         token_arrays, stride = problem_of(config).traced(config), f"{run.key}/{STRIDE}"
         every = int(arrays[stride]) if stride in arrays else config.trace.every
@@ -50,6 +51,8 @@ def write(workdir: pathlib.Path, runs: Iterable[Run]) -> list[Trace]:
                     **token_arrays[array],
                 )
                 traces.append(trace)
+    if missing and not traces:
+        log.warning("finished runs kept no choices: for traces, run with trace.every in another --workdir")
     if strides:
         kept_with = ", ".join(map(str, sorted(strides)))
         log.warning("finished runs kept their choices with trace.every=%s, and their traces are of those", kept_with)

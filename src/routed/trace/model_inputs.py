@@ -95,13 +95,13 @@ def rows_of(paths: Sequence[str], tokenizer: Any, length: int) -> tuple[list[np.
         try:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--text={path}: {getattr(error, 'strerror', None) or 'it is no UTF-8 text'}") from error
+            raise UserError(f"{path}: {getattr(error, 'strerror', None) or 'it is no UTF-8 text'}") from error
         if tokenizer == BYTES:
             ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
         else:
             ids = np.asarray(tokenizer(text)["input_ids"], np.int64)
         if len(ids) < length:
-            raise UserError(f"--text={path} has {len(ids)} tokens, less than one row: choose --length below it")
+            raise UserError(f"{path} has {len(ids)} tokens, less than one row: choose --length below it")
         some = ids[: len(ids) // length * length].reshape(-1, length)
         rows += [*some]
         names += [path.stem if stems.count(path.stem) == 1 else str(path)] * len(some)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from routed.contracts import AT_LEAST_0, SHARE, Column, Routing, SoftRouting
+from routed.contracts import AT_LEAST_0, SHARE, Column, Routing, SoftRouting, UserError
 from routed.layer.auxiliary import AUXILIARY
 from routed.layer.rule import SelectionRule
 from routed.metrics.router import METRICS, MetricInputs
@@ -178,4 +178,6 @@ def own_columns() -> dict[str, Column]:
         for name, loss in AUXILIARY.items()
         if not loss.value.__module__.startswith("routed.")
     }
+    if bare := [name for name in METRICS if "/" not in name]:
+        raise UserError(f"METRICS[{bare[0]!r}]: a metric's name has a group before a slash: 'router/{bare[0]}'")
     return {name: metric.column for name, metric in METRICS.items()} | losses

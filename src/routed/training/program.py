@@ -129,6 +129,7 @@ def start(program: Program, seed, traced: dict[str, Array], shared: Any = ()) ->
         "taken": jnp.int32(0),
         "total": jnp.float32(0),  # the training loss, summed since the last evaluation
         "loss": jnp.float32(0),
+        "unit": jnp.float32(program.problem.unit(inputs)),
         "wrong": jnp.int32(0),
         "lowest": jnp.float32(jnp.inf),
         "stopped": jnp.bool_(False),
@@ -249,7 +250,7 @@ def record(
     steps = jnp.where(run["step"] > 0, every, 0)
     with jax.named_scope("evaluation"):
         metrics = program.evaluate(seed, traced, world, shared, {name: run[name] for name in EVALUATED})
-    metrics |= {"train/loss": total / steps / program.problem.unit(inputs)} | _penalties(run, steps - missed)
+    metrics |= {"train/loss": total / steps / run["unit"]} | _penalties(run, steps - missed)
     row = run["step"] // every
     history = {name: old.at[row].set(metrics[name]) for name, old in run["history"].items()}
     memory = program.problem.remember(run["params"], run["state"])

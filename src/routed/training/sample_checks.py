@@ -148,7 +148,7 @@ def _check_stop(config: ConfigDict) -> None:
         refuse(
             key,
             value,
-            f"trains a router, and model={config.model!r} has none; leave it out, or use a model with a router",
+            f"trains a router, and model={config.model!r} has none; name arms with a router in --config.arms",
         )
     if loss.of_scores and config.experts.count < 2:
         refuse("loss", config.loss, f"sets experts apart, and experts.count={config.experts.count}; use at least 2")
