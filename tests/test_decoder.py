@@ -30,7 +30,7 @@ from routed.models.transformer_sizes import (
 )
 from routed.papers.pham2024.classifier import flops_of_classifier_row
 from routed.plan.checks import refuse_unread, validate
-from routed.plan.config import base, problem_of
+from routed.plan.config import base, canonical, problem_of
 from routed.settings.tree import node_of, override
 from routed.tasks import text
 from routed.tasks.text import files, ngram, stream, tokenizers
@@ -210,6 +210,13 @@ def test_the_entropy_of_test_tokens_has_its_mean_and_deviation_by_layer():
     np.testing.assert_allclose(seen["decoder/entropy_test"], entropy.mean(1), rtol=1e-5)
     np.testing.assert_allclose(seen["decoder/entropy_test_std"], entropy.std(1), rtol=1e-3)
     assert (np.abs(seen["decoder/entropy_test"] - seen["decoder/entropy_token"]) > 1e-3).all()
+
+
+@pytest.mark.parametrize("model", ["decoder", "decoder_active"])
+def test_the_cost_counts_the_parameters_of_a_mixture_and_of_its_twin(model):
+    config = canonical(settings(model=model))
+    params, _ = jax.eval_shape(problem_of(config).models[model].build(config, None).init, jax.random.key(0), rows())
+    assert problem_of(config).cost(config).parameters() == sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 @pytest.mark.slow

@@ -168,8 +168,7 @@ def _plan(spec: str) -> Command:
       UserError: an impossible config, figure or sweep.
     """
     from routed.analysis import changed, page
-    from routed.plan import checks, experiment, points
-    from routed.plan.arms import OWN
+    from routed.plan import arms, checks, experiment, points
     from routed.plan.runs import plan_runs
     from routed.settings.tree import override
 
@@ -185,7 +184,7 @@ def _plan(spec: str) -> Command:
     page.warn_of_claims(figure, config, sweep)
     changed.warn_of_competence(module, config)
     runs = plan_runs(config, sweep, [*given, *(text.partition("=")[0] for text in SWEEP.value)])
-    if idle := [arm for arm in config.arms if arm in OWN - {run.arm for run in runs}]:
+    if idle := [arm for arm in config.arms if arm in arms.OWN - {run.arm for run in runs}]:
         log.warning("no point of this figure runs the arms %s: its sweep names other arms", ", ".join(idle))
     return Command(spec, module, config, sweep, runs)
 

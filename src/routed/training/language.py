@@ -52,7 +52,8 @@ def cost(kind: TextKind, config: ConfigDict) -> Cost:
 
 def parameters(kind: TextKind, config: ConfigDict) -> int:
     """Counts the parameters of the model, for any batch and text."""
-    small = override(config, {"batch_size": 1, "selection.group_size": 0})
+    ungrouped = {"selection.group_size": 0} if kind.models[config.model].routed else {}
+    small = override(config, {"batch_size": 1} | ungrouped)
     rows = TextBatch(*(jnp.zeros(shape, jnp.int32) for shape in ((1, 1), (1, 1), (1,))))
     params, _ = jax.eval_shape(kind.models[config.model].build(small, None).init, jax.random.key(0), rows)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
