@@ -261,11 +261,8 @@ def _run(command: Command) -> None:
         sharing.log_shared(config, mesh)
         start = time.monotonic()
         table = hosts.first_process_first(lambda: results.open_workdir(workdir, source, config, sweep, SHARD.value))
-        hosts.require_equal(
-            "workdir",
-            results.described(workdir),
-            "several hosts need one folder that all see, on the network or in a bucket",
-        )
+        advice = "several hosts need one folder that all see, on the network or in a bucket"
+        hosts.require_equal("workdir", results.described(workdir), advice)
         early = functools.partial(page.write_unfinished, workdir, command.module, config)
         watching = batches.Watching(TRACKER.value, PROFILE.value)
         table = execution.execute(runs, table, workdir, mesh, None if SHARD.value else early, watching)

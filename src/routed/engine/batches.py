@@ -148,8 +148,8 @@ class Batch:
         names = [TRAIN_LOSS, self.problem.loss]
         if is_evaluated and self.session.tracker:
             names = [name for name, values in history.items() if values.ndim == 2]  # scalars
-        kept = {name: history[name] for name in names}, self.states["total"] / self.states["unit"]
-        scalars, summed = hosts.fetch(kept)
+        arrays = {name: history[name] for name in names}, self.states["total"] / self.states["unit"]
+        scalars, summed = hosts.fetch(arrays)
         progress.measure_pace(end - step, time.perf_counter() - self.since)
         if is_evaluated and self.tracker is not None:
             trackers.write_row(self.tracker, scalars, row, end, self.active)

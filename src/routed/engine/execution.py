@@ -120,9 +120,9 @@ def _run(
     """Trains the runs that are not `done`, batch by batch. `last_rows` are those of finished runs that others need."""
     all_groups, by_key = make_groups(runs, mesh), {run.key: run for run in runs}
     schedule, saved = Schedule(all_groups, done), checkpoint.agreed(workdir / "checkpoints")
-    if saved and (others := {*saved.meta["runs"]} - by_key.keys() - done):
+    if saved and (lost := {*saved.meta["runs"]} - by_key.keys() - done):
         raise UserError(
-            f"{workdir}/checkpoints holds {len(others)} unfinished runs of another command, which this one would lose:"
+            f"{workdir}/checkpoints holds {len(lost)} unfinished runs of another command, which this one would lose:"
             " choose another --workdir, finish them by their command, or remove that folder"
         )
     needed = {key for run in runs if run.key not in done for key in run.needs}
