@@ -395,7 +395,10 @@ def test_a_counted_table_leaves_the_noise_of_its_router_alone(tmp_path):
     )
     table, problem = jnp.arange(60.0).reshape(30, 2), problem_of(config).build(config, 0, None)
     inputs = program.Inputs(
-        program.streams(0, config), node_of(config), (), {"validation": rows(), "table": {"routers_0": table}}
+        program.streams(0, config),
+        node_of(config),
+        (),
+        {"validation": rows(), "table": {"decoder": {"routers_0": table}}},
     )
     router = jax.jit(lambda: problem.init(inputs)[0]["router"]["decoder"])()
     assert (router["router"]["table"] == table[None]).all() and router["noise"]["kernel"].shape == (2, 8, 4)

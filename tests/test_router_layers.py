@@ -66,7 +66,7 @@ def trained(config):
     read = canonical(config)
     trainer = program.make_program(read, problem_of(read).build(read, 0, None))
     shared = {"validation": rows(), "test": rows(), "references": {}, "table": {}}
-    shared["table"] |= {"routers_0": jnp.zeros((30, 2))} if HASH in config.router.layers else {}
+    shared["table"] |= {"decoder": {"routers_0": jnp.zeros((30, 2))}} if HASH in config.router.layers else {}
 
     @jax.jit
     def run(feed):
