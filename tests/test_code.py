@@ -73,7 +73,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment_files, "LOADED", loaded := {})
     monkeypatch.setattr(code, "LOADED", loaded)
     for table in (ROUTERS, METRICS, AUXILIARY):
-        for name in ("mine", "other"):
+        for name in ("mine", "other", "router/mine"):
             monkeypatch.setitem(table, name, None)
             monkeypatch.delitem(table, name)
     write(tmp_path)
@@ -270,12 +270,12 @@ def test_an_edited_metric_is_refused_and_a_new_one_is_not(files):
     command(*small, "--config.router.name=linear")
     metric = (
         "from routed.contracts import Column\nfrom routed.metrics.router import METRICS, Metric\n"
-        'METRICS["mine"] = Metric(lambda gate: gate.probs.max(), Column("largest"))\n\nDECAY = 0.5'
+        'METRICS["router/mine"] = Metric(lambda gate: gate.probs.max(), Column("largest"))\n\nDECAY = 0.5'
     )
     write(files, "DECAY = 0.5", metric)
     command(*small, "--config.router.name=linear")
     write(files, "DECAY = 0.5", metric.replace("max()", "min()"))
-    assert "other code of metric mine (my.py)" in refusal(*small, "--config.router.name=linear")
+    assert "other code of metric router/mine (my.py)" in refusal(*small, "--config.router.name=linear")
 
 
 @pytest.mark.parametrize("folder", ["lib/python3.11/site-packages", "dist-packages"])

@@ -367,7 +367,7 @@ def test_a_workdir_is_kept_with_its_command_and_again_in_its_place(tmp_path):
     for _ in range(2):
         committed.keep(part, [workdir], table, pages, [str(experiment)])
     about = json.loads((pages / "data" / "mine" / "about.json").read_text())
-    assert about["command"] == "routed run --config=tiny --sweep=data.separation=1.0,2.0 --config.seeds=1"
+    assert about["command"] == "routed run --config=tiny.py --sweep=data.separation=1.0,2.0 --config.seeds=1"
     assert committed.judged(pages / "data" / "mine", [str(experiment)])["about.json"] == verdicts.to_json(about)
     assert about["seconds"] > 0 and len([*(pages / "data" / "mine" / "figures").iterdir()]) == 2 * len(about["figures"])
     assert "data.separation,learned,frozen" in (pages / "data" / "mine" / "arms.csv").read_text()

@@ -180,5 +180,5 @@ def command_of(spec: str, module: types.ModuleType, config: ConfigDict, table: p
             flags.append(f"--config.{key}={text}" if len(values) == 1 else f"--sweep={key}={text}")
     path, arg = experiment.split(spec)
     stem = pathlib.Path(path).stem
-    name = stem if stem in packaged() else path
+    name = stem if stem in packaged() else pathlib.Path(path).name
     return shlex.join(["routed", "run", f"--config={name}" + (f":{arg}" if arg else ""), *flags])
