@@ -747,5 +747,5 @@ def test_a_second_start_compiles_nothing_and_loads_nothing_of_text(tiny, tmp_pat
         (tmp_path / workdir / "results.parquet").unlink()
     first, *later = counts
     assert first["other"] == [] and first["misses"] > 2
-    for one in later:
-        assert one["other"] == [] and one["misses"] == 0 and one["hits"] >= first["misses"] - 2
+    for count in later:
+        assert count["other"] == [] and count["misses"] == 0 and count["hits"] >= first["misses"] - 2

@@ -200,7 +200,7 @@ def test_impossible_settings_are_refused(tiny, changes, part):
 
 
 def test_each_table_seed_and_each_stack_have_a_table_of_their_own(tiny):
-    """Balanced by the ids that the stack reads: half of the first token's ids in a decoder are its START."""
+    """A table is balanced by the ids that its stack reads: those of a decoder begin with START."""
     hashed = override(
         tiny, {"router.name": "hash_id", "router.vocabulary": tiny.data.vocabulary, "router.frozen": True}
     )

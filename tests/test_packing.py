@@ -1,5 +1,7 @@
 """Rows of packed documents: no token sees another document's, and none is predicted across."""
 
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -92,7 +94,8 @@ def test_what_follows_an_end_does_not_count():
         assert problem.task_loss(with_z, outputs, one)[0] == pytest.approx(mean + 0.5 * square, rel=1e-6)
         moment = inputs._replace(shared=shared | {"validation": one, "test": one})
         memory = problem.remember(params, state)
-        seen = jax.jit(lambda m=moment, past=memory: problem.evaluate(m, params, state, jnp.int32(0), past))()
+        evaluate = partial(problem.evaluate, moment, params, state, jnp.int32(0), memory)
+        seen = jax.jit(evaluate)()
         assert seen["eval/loss"] == pytest.approx(mean, rel=1e-5)
         assert seen["test/loss"] == pytest.approx(mean, rel=1e-5)
         assert seen["language/loss"][0] == pytest.approx(mean, rel=1e-5)

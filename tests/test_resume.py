@@ -213,8 +213,8 @@ def test_a_signal_is_answered_between_two_checkpoints(finished, run, refused, sa
         patch.setattr(Progress, "report", signalled)
         assert "interrupted and saved" in refused(work)
     if at == 14:  # no run has rows yet, which would refuse another config by themselves
-        told = refused(work, "--config.batch_size=4")
-        assert "holds 2 unfinished runs of another command, which this one would lose: choose another" in told
+        refusal_text = refused(work, "--config.batch_size=4")
+        assert "holds 2 unfinished runs of another command, which this one would lose" in refusal_text
     before = [step for step in (10, 20, 30) if step <= at]
     assert saves == sorted({*before, at})
     run(work)

@@ -139,7 +139,7 @@ def shuffle_within(sequence: np.ndarray, random: np.random.Generator) -> np.ndar
     """
     begins = np.flatnonzero(np.diff(sequence, prepend=sequence[:1] - 1))
     lengths = np.diff(begins, append=len(sequence))
-    turns = random.integers(lengths > 1, np.maximum(lengths, 1))
+    turns = random.integers(np.minimum(1, lengths - 1), lengths)
     begin, length, turn = (np.repeat(some.astype(np.int32), lengths) for some in (begins, lengths, turns))
     order = begin + (np.arange(len(sequence), dtype=np.int32) - begin + turn) % length
     single = begins[lengths == 1]
