@@ -67,6 +67,8 @@ def test_what_does_not_divide_is_refused_with_what_does():
         UserError, match=r"group_size=16: 64 tokens make 4 groups, no multiple of 8 .* use group_size=8"
     ):
         check(mesh, 8, 64, 16)
+    with pytest.raises(UserError, match="96 tokens make 12 groups, no multiple of 8 devices; use group_size=4"):
+        check(mesh, 8, 96, 8)  # more groups than devices
     with pytest.raises(UserError, match="use a multiple of 8 tokens"):
         check(mesh, 8, 12, 12)
     check(mesh, 8, 64, 8)

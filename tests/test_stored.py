@@ -316,6 +316,7 @@ def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path):
         ("about.json", '{"rules": "x"}', r"about\.json is damaged \(has no 'question'|the file has no 'question'"),
         ("arms.csv", "", r"arms\.csv cannot be used \(ValueError: it is cut"),
         ("arms.csv", "null", "it is cut"),
+        ("arms.csv", "arm,loss\nlearned,1.2", "it is cut"),  # within the last number: no end of a line
         ("../causes.json", "[1]", r"causes\.json is damaged \(the file cannot be \[1\]\)"),
         ("../contradictions.json", '{"chen": "x"}', r"contradictions\.json is damaged \(\['chen'\] cannot be .x.\)"),
         ("../../coverage.json", '{"ids": {}}', r"coverage\.json is damaged \(the file has no 'theorems'\)"),

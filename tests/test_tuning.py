@@ -1,6 +1,7 @@
 """Fine-tuning: texts with classes as rows, the head, and what a run begins with that another workdir holds."""
 
 import shutil
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from routed.contracts import TextBatch, UserError
 from routed.engine import checkpoint, execution, pretrained, results
 from routed.engine.devices import make_mesh
 from routed.layer.rule import selection_rule
+from routed.metrics.load import dropped
 from routed.models.decoder import decoder
 from routed.models.transformer_sizes import flops_of_decoder_row
 from routed.papers.pham2024 import labelled
@@ -209,6 +211,26 @@ def test_no_metric_of_a_router_counts_pads(monkeypatch):
     cosine = (np.einsum("steo,stfo->st", unit, unit) - 4) / 12  # of 4 x 3 pairs
     blocks = [cosine[:, part][:, real[part]][:, :4].mean(1) for part in (slice(16), slice(16, 32))]
     np.testing.assert_allclose(seen["decoder/alike"], np.mean(blocks, 0), rtol=1e-4)
+
+
+def test_drops_of_real_tokens_weigh_by_their_number():
+    """4 and 13 real tokens in two blocks of 16, of whose queues each has its own drops: a mean over 17 tokens."""
+    config = settings(**{"batch_size": 2, "selection.eval.capacity_factor": 0.75})
+    real = jnp.arange(8)[None] >= 8 - jnp.array([1, 3, 8, 5])[:, None]
+    ids = jnp.where(real, jnp.arange(32).reshape(4, 8) % 27 + 3, 0)
+    batch = TextBatch(ids, jnp.zeros((4, 1), int), jnp.zeros(4, int))
+    problem, params, state, seen = evaluated(config, batch, batch)
+    rule, lost = selection_rule(config.selection, evaluation=True), []
+
+    @jax.jit
+    def routed(block):
+        return problem.model.apply(params, state, block, rule, config.dispatch).sites["decoder"].routing
+
+    for part in (slice(2), slice(2, 4)):
+        block, mask = jax.tree.map(lambda a, part=part: a[part], batch), real[part].reshape(-1)
+        lost.append(mask.sum() * jax.vmap(partial(dropped, mask=mask))(routed(block)))
+    assert float(jnp.abs(lost[0] / 4 - lost[1] / 13).max()) > 0.01  # blocks differ
+    np.testing.assert_allclose(seen["decoder/dropped"], sum(lost) / 17, rtol=1e-5)
 
 
 def test_tests_are_read_at_the_best_validation():
