@@ -48,6 +48,7 @@ def test_parse_follows_the_declared_type(key, text, value):
         ("data.fresh", "1", "expected bool"),
         ("data.separation", "wide", "expected float"),
         ("data.separation", "nan", "finite"),
+        ("data.separation", "inf", "finite"),
         ("data", "3", "unknown config key"),
     ],
 )
@@ -356,3 +357,8 @@ def test_no_part_is_known_by_its_name():
             if left in chosen and words & names:
                 found.append(f"{path.relative_to(SOURCE)}:{node.lineno} {words & names}")
     assert not found
+
+
+def test_a_run_that_takes_values_of_another_is_another_run_for_each_of_these():
+    keys = {identity("{}", "frozen_sharp", 0, False, source) for source in ("", "one run", "another run")}
+    assert len(keys) == 3

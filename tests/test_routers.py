@@ -20,7 +20,7 @@ from routed.plan.config import base, canonical
 from routed.routers import ROUTERS, Router
 from routed.routers.features import Flat, Windows
 from routed.routers.fixed import HashBigramRouter, HashIdRouter, HashRouter, OracleRouter, RandomRouter, balanced_table
-from routed.routers.noise import NOISES, ScoreNoise
+from routed.routers.noise import NOISES, ScoreNoise, jitter
 from routed.routers.product import CosineRouter, OnlineKMeansRouter, ProductRouter, SelfRouter
 from routed.routers.router import initial_parameters
 from routed.routers.scores import sharpness_for, sharpness_of
@@ -394,3 +394,10 @@ def test_sharpness_reaches_any_entropy_between_zero_and_uniform(entropy, seed):
     scores = jax.random.normal(jax.random.key(seed), (30, 4))  # entropy 0 .. log 4 = 1.386
     probs = jax.nn.softmax(sharpness_for(scores, jnp.float32(entropy)) * scores)
     assert float(-jax.scipy.special.xlogy(probs, probs).sum(-1).mean()) == pytest.approx(entropy, abs=2e-3)
+
+
+def test_factors_of_jitter_lie_evenly_around_1():
+    """10,000 of [.7, 1.3]: mean 1, deviation .6 / sqrt 12 = .173."""
+    factors = np.asarray(jitter(jax.random.key(0), jnp.ones((100, 100)), 0.3))
+    assert 0.7 <= factors.min() < 0.71 and 1.29 < factors.max() <= 1.3
+    assert factors.mean() == pytest.approx(1, abs=0.01) and factors.std() == pytest.approx(0.173, abs=0.005)
