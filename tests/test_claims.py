@@ -5,12 +5,13 @@ import dataclasses
 import json
 import math
 import pathlib
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import diagnosis, verdicts
+from routed.analysis import diagnosis, page, verdicts
 from routed.analysis.claims import KINDS, OneSide, Writer
 from routed.analysis.verdicts import judge, to_json, unanswered
 from routed.contracts import UserError
@@ -177,12 +178,17 @@ def test_a_claim_against_the_fairest_is_one_against_every_control():
         ({"unit": "percent"}, "unit='percent': use one of ratio, difference, probability"),
         ({"at": {"data.sample": 64}}, "no setting 'data.sample' .did you mean 'data.samples'"),
         ({"higher": "frozen_kmean"}, "no arm 'frozen_kmean' .did you mean 'frozen_kmeans'"),
+        ({"kind": "null", "higher": "fairest"}, "only claims of kind order or prediction know the fairest control"),
     ],
 )
-def test_a_claim_of_unknown_names_is_refused_before_training(changes, told):
+def test_a_claim_that_nothing_can_judge_is_refused_before_training(changes, told):
+    def check(**changes):
+        claim = comparison(changes.pop("kind", "order"), **changes)
+        page.check(SimpleNamespace(claims=lambda config: (claim,), plots=lambda config: ()), base())
+
     with pytest.raises(UserError, match=f"claim x: .*{told}"):
-        verdicts.check_names(order(**changes))
-    verdicts.check_names(order())
+        check(**changes)
+    check()
 
 
 def test_a_control_that_did_not_control_has_no_verdict():

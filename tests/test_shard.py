@@ -150,6 +150,14 @@ def test_strangers_are_refused(parts, tmp_path, changes, text):
         workdirs.joined_table(group)
 
 
+def test_a_part_that_read_other_data_at_a_point_is_refused(parts, tmp_path):
+    for name in ("part1", "part2"):
+        shutil.copytree(parts / name, tmp_path / name)
+        describe(tmp_path / name, lambda content, name=name: content | {"further_data": {"data.directory=x": name}})
+    with pytest.raises(UserError, match="at data.directory=x, .*part2 has other data than .*part1: report them apart"):
+        workdirs.merged([tmp_path / "part1", tmp_path / "part2"])
+
+
 def test_a_part_without_a_column_of_the_others_is_refused(parts, tmp_path):
     for name in ("part1", "part2"):
         shutil.copytree(parts / name, tmp_path / name)

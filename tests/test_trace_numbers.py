@@ -98,7 +98,7 @@ def test_nulls_say_what_chance_has(analysed):
 
 def test_a_table_by_token_id_is_filled_from_the_other_half(tmp_path):
     """A router by token id is named entirely, a blind one no better than by load; nor by tokens that filled it."""
-    ids = np.tile(np.arange(4), 100)
+    ids = np.tile(np.arange(100), 4)  # two tokens of each in a half
     rows = np.repeat(np.arange(20), 20)
     by_id, random = (ids % 4)[:, None], RNG.integers(0, 4, (400, 1))
     result = routed.analyse(
