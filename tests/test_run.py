@@ -92,9 +92,11 @@ def test_a_batched_run_equals_the_run_alone(swept, changes, tmp_path):
 
 
 def test_finished_runs_are_reported_while_others_train(tmp_path, monkeypatch, caplog):
-    """After the first of two runs; a page that fails ends nothing, and the log says it."""
+    """After two tuning runs and the first of two others; a page that fails ends nothing, and the log says it."""
     monkeypatch.setattr(early_pages, "FIRST", 0.0)
-    config = override(base(), SMALL | {"arms": ("learned",), "seeds": 3, "mesh.run": 1, "mesh.runs_per_batch": 1})
+    one_by_one = {"arms": ("learned",), "seeds": 2, "mesh.run": 1, "mesh.runs_per_batch": 1}
+    tuned = {"rates": "tuned", "tune.multipliers": (1.0, 2.0), "tune.seeds": 1, "tune.steps": 10}
+    config = override(base(), SMALL | one_by_one | tuned)
     runs, reports = plan_runs(config, ({},)), []
 
     def report(table, progress):
@@ -103,8 +105,8 @@ def test_finished_runs_are_reported_while_others_train(tmp_path, monkeypatch, ca
 
     table = results.open_workdir(tmp_path, "test", config, ({},))
     table = execute(runs, table, tmp_path, make_mesh(config), report)
-    assert [(len(finished), progress) for finished, progress in reports] == [(1, "1 of 3 runs are done")]
-    assert len(set(table.run)) == 3 and "report.html waits for the last run" in caplog.text
+    assert [(len(finished), progress) for finished, progress in reports] == [(3, "3 of 4 runs are done")]
+    assert len(set(table.run)) == 4 and "report.html waits for the last run" in caplog.text
 
 
 def test_training_learns_and_arms_are_paired(swept):

@@ -36,6 +36,8 @@ class EarlyPages:
             return
         try:
             table = fill_points(read_table(workdir), runs)
+            if (table.status == "tuning").all():  # no page draws these runs
+                return
             progress = f"{table.run.nunique()} of {len(runs)} runs are done"
             self.report(table, progress)
         except Exception:
