@@ -154,7 +154,9 @@ def test_a_part_that_read_other_data_at_a_point_is_refused(parts, tmp_path):
     for name in ("part1", "part2"):
         shutil.copytree(parts / name, tmp_path / name)
         describe(tmp_path / name, lambda content, name=name: content | {"further_data": {"data.directory=x": name}})
-    with pytest.raises(UserError, match="at data.directory=x, .*part2 has other data than .*part1: report them apart"):
+    with pytest.raises(
+        UserError, match=r"at data\.directory=x, .*part2 has other data than .*part1: report them apart"
+    ):
         workdirs.merged([tmp_path / "part1", tmp_path / "part2"])
 
 

@@ -3,7 +3,6 @@
 import functools
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +12,8 @@ from routed.bench.harness import Baseline
 from routed.bench.t5 import LINES, SHAPES
 from routed.contracts import TextBatch, UserError
 from routed.layer.rule import selection_rule
-from routed.models.attention import PositionBias, relative_buckets
+from routed.models.attention import relative_buckets
 from routed.models.t5 import t5
-from routed.models.transformer import Block, Plan
 from routed.models.transformer_sizes import flops_per_row, twin_width
 from routed.plan.config import base
 from routed.settings.tree import override
@@ -142,23 +140,6 @@ def test_buckets_by_hand():
     assert not relative_buckets(BEHIND[:3, :9], buckets=8, max_distance=16, bidirectional=False)[0].any()
 
 
-@pytest.mark.slow
-def test_shapes():
-    case = ready()
-    config, model, batch, params, state = case
-    logits, seen, _ = jax.jit(lambda p: model.apply(p, state, batch, selection_rule(config.selection), "dense"))(params)
-    assert logits.shape == (4, 5, 20) and logits.dtype == jnp.float32
-    for stack, tokens in (("encoder", 32), ("decoder", 20)):
-        assert seen[stack].features.shape == (1, tokens, 8)
-        assert seen[stack].routing.scores.shape == (1, tokens, 4)
-        assert seen[stack].routing.expert.shape == (1, 2 * tokens)
-        scores = model.scores(params, state, stack, seen[stack].features, batch)
-        np.testing.assert_allclose(scores, seen[stack].routing.scores, atol=1e-5)
-    np.testing.assert_allclose(
-        jnp.square(seen["encoder"].features).mean(-1), 1, atol=1e-3
-    )  # what the router sees is normed
-
-
 def test_a_token_is_predicted_from_those_before_it():
     batch = rows()
     other = batch._replace(targets=batch.targets.at[:, 2].set(batch.targets[:, 2] % 19 + 1))
@@ -193,27 +174,6 @@ def test_sparse_layers_end_equal_blocks():
         assert params["router"][stack]["router"]["kernel"].shape == (2, 8, 4)
     with pytest.raises(UserError, match=r"transformer.sparse_layers=4: does not divide transformer.layers=6; use 3"):
         t5(settings(**{"transformer.layers": 6, "transformer.sparse_layers": 4}))
-
-
-@pytest.mark.slow
-def test_scanned_is_unrolled():
-    two = {"transformer.layers": 2, "transformer.sparse_layers": 0}
-    config, _, batch, params, _ = ready(**two)
-    own, plan = params["trunk"], Plan(config, selection_rule(config.selection), "dense", None, {}.__getitem__)
-
-    def stack(name, ids, source=None):
-        bias = PositionBias(2, 8, 16, name == "decoder", 8).apply({"params": own[name]["bias"]}, ids.shape[1])
-        x = own["embedding"][ids]
-        for i in range(2):
-            layer = jax.tree.map(lambda a, i=i: a[i], own[name]["blocks"])
-            x, _ = Block(plan, name).apply({"params": layer}, x, bias, source, {}, None)
-        return nn.RMSNorm(epsilon=1e-6).apply({"params": own[name]["norm"]}, x)
-
-    def forward():
-        start = jnp.pad(batch.targets[:, :-1], ((0, 0), (1, 0)))
-        return stack("decoder", start, stack("encoder", batch.inputs)) @ own["head"]["kernel"]
-
-    np.testing.assert_allclose(jax.jit(forward)(), logits_of(**two), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -274,21 +234,6 @@ def test_stop_gradient_keeps_what_routers_learn_from_the_layers_below(stop):
 
 
 @pytest.mark.slow
-def test_dispatches_agree_and_capacity_drops():
-    case = ready()
-    config, model, batch, params, state = case
-
-    def logits(dispatch, **changes):
-        rule = selection_rule(config.selection)._replace(**changes)
-        return jax.jit(lambda p: model.apply(p, state, batch, rule, dispatch)[0])(params)
-
-    dense = logits("dense")
-    for found in (logits("ragged"), logits("slots", capacity_factor=2.0)):  # 2 x 2 T / 4 places: T
-        np.testing.assert_allclose(found, dense, atol=1e-5)
-    assert jnp.abs(logits("slots", capacity_factor=0.5) - dense).max() > 1e-3
-
-
-@pytest.mark.slow
 def test_training_draws_noise_and_moves_the_balance_and_evaluation_does_not():
     case = ready(**{"selection.balance_rate": 0.1, "router.noise": "gaussian"})
     config, model, batch, params, state = case
@@ -327,6 +272,7 @@ def test_the_oracle_of_text_sends_a_row_by_its_language():
         np.testing.assert_array_equal(chosen, np.stack([first, first + 1], 1))
         again = model.scores(params, state, stack, site.features, batch)
         np.testing.assert_array_equal(again, site.routing.scores)
+        np.testing.assert_allclose(jnp.square(site.features).mean(-1), 1, atol=1e-3)  # the router sees normed features
 
 
 #: Of a size at which a width is not rounded to nothing.

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from routed import trace
 from routed.contracts import UserError
-from routed.trace import __main__ as command
 from routed.trace import analysis, counts, features, report
 from tests import damage
 
@@ -267,19 +266,6 @@ def test_what_a_trace_cannot_store_is_refused(tmp_path, given, message):
     with pytest.raises(UserError, match=message) as error:
         inspect.unwrap(trace.write)(tmp_path, **given)  # without the types that the tests check
     assert "\n" not in str(error.value)
-
-
-def test_a_folder_that_takes_no_file_names_out(tmp_path, monkeypatch):
-    """`routed trace report` has no --workdir."""
-    monkeypatch.setattr(report, "draw", lambda analysed, without: [])
-    trace.write(tmp_path / "t", **one_layer())
-    (tmp_path / "file").write_bytes(b"")
-    try:
-        rest = command.flags.FLAGS(["trace", "report", str(tmp_path / "t"), f"--out={tmp_path}/file/report.html"])
-        with pytest.raises(UserError, match="choose another --out"):
-            command.main(rest)
-    finally:
-        command.flags.FLAGS.unparse_flags()
 
 
 def test_experts_in_ascending_order_have_no_first_expert(tmp_path):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from ml_collections import ConfigDict
 
 from routed.contracts import Column, Routing, SoftRouting, TextBatch
-from routed.layer.rule import SelectionRule
 from routed.settings.setting import Setting, accept
 from routed.tasks.task import Watch, watch_nothing
 
@@ -44,29 +43,6 @@ class Outputs(NamedTuple):
     state: Any
 
 
-class Apply(Protocol):
-    """Applies the model to a batch. With a key, as in training, noise is added and the returned state is updated."""
-
-    def __call__(
-        self,
-        params: Any,
-        state: Any,
-        batch: Any,
-        rule: SelectionRule,
-        dispatch: str,
-        key: PRNGKeyArray | None = None,
-        step: Int[Array, ""] | int = 0,
-    ) -> Outputs: ...
-
-
-class Scores(Protocol):
-    """Computes the scores of a site's gates on given features, in the context (clusters, token ids) of a batch."""
-
-    def __call__(
-        self, params: Any, state: Any, site: str, features: Float[Array, "S T ..."], batch: Any, step: Any = 0
-    ) -> Float[Array, "S T E"]: ...
-
-
 #: stack -> function of a batch of text that returns the ids that the stack reads.
 Read = Mapping[str, Callable[[TextBatch], Int[Array, "B L"]]]
 
@@ -79,8 +55,11 @@ class Model(NamedTuple):
 
     #: (params by group, state) of (key, batch). Rules of the model update the state, not gradients.
     init: Callable[[PRNGKeyArray, Any], tuple[dict[str, Any], Any]]
-    apply: Apply
-    scores: Scores | None = None
+    #: Applies (params, state, batch, rule, dispatch, key=None, step=0). With a key, as in training, noise is added and
+    #: the returned state is updated.
+    apply: Callable[..., Outputs]
+    #: Scores [S, T, E] of a site's gates, of (params, state, site, features [S, T, ...], batch, step=0).
+    scores: Callable[..., Array] | None = None
     #: Outputs [S, T, E, O] of every expert on every token, of (params, site, features [S, T, ...]).
     responses: Callable[[Any, str, Array], Array] | None = None
     watch: Watch = watch_nothing

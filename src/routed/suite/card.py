@@ -45,7 +45,6 @@ def page(card: dict[str, Any], stored: dict[str, Any], spec: str) -> str:
         others=list(routers),
         # Without the reason, which the page has in a box of its own.
         sentences=[*filter(None, [card.get("diverged")]), *sentences(card, neighbours._replace(why_alone=""))],
-        compared_json=Markup(_script(compared)),
         compared=compared,
         learners=_learners(routers),
         card_json=json.dumps(card, indent=1, default=list),
@@ -60,11 +59,6 @@ def neighbours_of(card: dict[str, Any], stored: dict[str, Any]) -> Neighbours:
     candidates = {} if why_alone else stored["routers"]
     routers = {name: router for name, router in candidates.items() if router["router"] != card["router"]}
     return Neighbours(why_alone, routers, FIRST if FIRST in routers else next(iter(routers), None))
-
-
-def _script(value: Any) -> str:
-    """JSON for a script element."""
-    return json.dumps(value).replace("<", "\\u003c")
 
 
 def _learners(routers: dict[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,22 +61,8 @@ def common_fraction(gradients: Float[Array, "n P"]) -> Float[Array, ""]:
     return jnp.clip(fraction, 0.0, 1.0)
 
 
-class Cost(NamedTuple):
-    """FLOPs and median seconds of a router, and of the linear router on the same tokens."""
-
-    flops: float
-    flops_linear: float
-    seconds: float
-    seconds_linear: float
-
-    @property
-    def score(self) -> float:
-        """The FLOPs of the linear router divided by those of this router, at most 1."""
-        return min(1.0, self.flops_linear / max(self.flops, 1.0))
-
-
-def cost(config: ConfigDict) -> Cost:
-    """Measures the forward cost of the config's router, in turns with a linear router for equal load of the machine."""
+def cost(config: ConfigDict) -> dict[str, float]:
+    """Measures FLOPs and median seconds of the config's router and of a linear router, in turns, on the same tokens."""
     tokens, dim, experts = SIZE
     x, runs, flops = jax.random.normal(jax.random.key(0), (tokens, dim)), list[Any](), list[float]()
     for router_config in (config, override(config, {"router.name": "linear"})):
@@ -90,7 +76,8 @@ def cost(config: ConfigDict) -> Cost:
             flops.append(float((compiled.cost_analysis() or {}).get("flops", 0.0)))
         runs.append(partial(compiled, variables, x))
     seconds = np.array([[_seconds(run) for run in runs] for _ in range(TIMED)])
-    return Cost(flops[0], flops[1], *np.median(seconds, axis=0).tolist())
+    own, linear = np.median(seconds, axis=0).tolist()
+    return {"flops": flops[0], "flops_linear": flops[1], "seconds": own, "seconds_linear": linear}
 
 
 def _seconds(run: Any) -> float:
