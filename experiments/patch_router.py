@@ -43,6 +43,7 @@ misled and sensitivity 22 in all, theory 9, epochs 6.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -252,8 +253,7 @@ SPLIT = {
 }  # fmt: skip
 
 
-def decisive_sizes(config: ConfigDict) -> tuple[int, ...]:
-    return sizes(config, (60, 100, 200, 300, 600, 1000))
+decisive_sizes = partial(sizes, default=(60, 100, 200, 300, 600, 1000))
 
 
 def decisive_claims(config: ConfigDict) -> tuple[Claim, ...]:
@@ -267,10 +267,6 @@ def decisive_claims(config: ConfigDict) -> tuple[Claim, ...]:
         for suffix, level in (("", LEVEL), (".90", EASIER))
         for id, (statement, lower, higher) in SPLIT.items()
     )
-
-
-def decisive_plots(config: ConfigDict) -> tuple[dict, ...]:
-    return reached_plot(config, DECISIVE), reached_plot(config, DECISIVE, name="samples_90", level=EASIER)
 
 
 # The same on the theory's data, where n/l goes from 2 to 32 at n = 32.
@@ -291,8 +287,7 @@ def theory_families(config: ConfigDict) -> Families:
     }
 
 
-def theory_sizes(config: ConfigDict) -> tuple[int, ...]:
-    return sizes(config, (20, 40, 80, 160, 320, 640), (20, 40, 80, 160, 320, 640, 1280))
+theory_sizes = partial(sizes, default=(20, 40, 80, 160, 320, 640), paper=(20, 40, 80, 160, 320, 640, 1280))
 
 
 def steps_claims(
@@ -384,7 +379,10 @@ DECISIVE_COLLAGES = Figure(
     "collages: samples for 95 % by arm, and the gain split into rate, selection, router as classifier, gating",
     sweep=lambda config: sweep_of(config, decisive_sizes(config), flat(DECISIVE)),
     claims=decisive_claims,
-    plots=decisive_plots,
+    plots=lambda config: (
+        reached_plot(config, DECISIVE),
+        reached_plot(config, DECISIVE, name="samples_90", level=EASIER),
+    ),
 )
 
 # The paper's figures.
@@ -392,8 +390,7 @@ DECISIVE_COLLAGES = Figure(
 FIG4: Families = {"as published": {"separate": {"arm": "separate"}, "joint": {"arm": "learned", **JOINT}, "CNN": CNN}}
 
 
-def fig4_sizes(config: ConfigDict) -> tuple[int, ...]:
-    return sizes(config, (100, 300, 500, 700, 900, 1000))
+fig4_sizes = partial(sizes, default=(100, 300, 500, 700, 900, 1000))
 
 
 def fig4_claims(config: ConfigDict) -> tuple[Claim, ...]:
@@ -422,8 +419,7 @@ def fig5_sides(config: ConfigDict) -> dict[str, dict[str, Any]]:
     }
 
 
-def fig5_sizes(config: ConfigDict) -> tuple[int, ...]:
-    return sizes(config, (100, 200, 300, 500, 700))
+fig5_sizes = partial(sizes, default=(100, 200, 300, 500, 700))
 
 
 def fig5_claims(config: ConfigDict) -> tuple[Claim, ...]:
@@ -437,11 +433,6 @@ def fig5_claims(config: ConfigDict) -> tuple[Claim, ...]:
                     "l^8 in the bound", sides[least], sides[name], along, 0.5)
         for name in more
     )  # fmt: skip
-
-
-def fig5_plots(config: ConfigDict) -> tuple[dict, ...]:
-    families = {"router trained first": fig5_sides(config)}
-    return (reached_plot(config, families, metric="test/success", level=0.5),)
 
 
 #: Values of k and of l, each with the other at the paper's.
@@ -480,14 +471,6 @@ def curves_plot(x: str, metrics: tuple[str, ...] = JOINT_METRICS, **changes: Any
     return ({"kind": "curves", "name": "curves", "x": x, "metrics": metrics} | changes,)
 
 
-def fig6_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    return orders(config, "fig6", swept(config, COUNTS, counts), "experts.count", "k", ((2, 8), (4, 8), (8, 16)))
-
-
-def fig7_claims(config: ConfigDict) -> tuple[Claim, ...]:
-    return orders(config, "fig7", swept(config, LENGTHS, taking), "selection.patches", "l", ((6, 8), (6, 12), (12, 16)))
-
-
 def fig8_sides(config: ConfigDict) -> dict[str, dict[str, Any]]:
     """The router that is trained first; its experts train for an epoch, as only the router is asked about."""
     return {
@@ -502,15 +485,6 @@ def fig8_claims(config: ConfigDict) -> tuple[Claim, ...]:
     samples = 40 if config.scale == "smoke" else 300
     statement = f"with {samples} training samples the pattern is in the top 4 for 95 % of the test samples"
     return (write.number("fig8.N300.l4", statement, 0.95, sides["top 4"], at={N: samples}, uninformed=4 / PATCHES),)
-
-
-def fig8_plots(config: ConfigDict) -> tuple[dict, ...]:
-    families = {"router trained first": fig8_sides(config)}
-    return (reached_plot(config, families, metric="patches/hit"),)
-
-
-def fig9_sweep(config: ConfigDict) -> tuple[Point, ...]:
-    return cross(product(data__samples=sizes(config, (100, 300, 500, 700, 1000))), (JOINT | {"arms": ("learned",)},))
 
 
 def fig9_claims(config: ConfigDict) -> tuple[Claim, ...]:
@@ -550,8 +524,7 @@ def misled_families(config: ConfigDict) -> Families:
     }
 
 
-def misled_sizes(config: ConfigDict) -> tuple[int, ...]:
-    return sizes(config, (100, 300, 1000))
+misled_sizes = partial(sizes, default=(100, 300, 1000))
 
 
 def misled_claims(config: ConfigDict) -> tuple[Claim, ...]:
@@ -779,20 +752,26 @@ FIGURES = {
         {"seeds": 20},
         sweep=lambda config: sweep_of(config, fig5_sizes(config), fig5_sides(config)),
         claims=fig5_claims,
-        plots=fig5_plots,
+        plots=lambda config: (
+            reached_plot(config, {"router trained first": fig5_sides(config)}, metric="test/success", level=0.5),
+        ),
     ),
     "fig6": Figure(
         "joint: accuracy against k",
         JOINT,
         sweep=lambda config: swept(config, COUNTS, counts),
-        claims=fig6_claims,
+        claims=lambda config: orders(
+            config, "fig6", swept(config, COUNTS, counts), "experts.count", "k", ((2, 8), (4, 8), (8, 16))
+        ),
         plots=lambda config: curves_plot("experts.count"),
     ),
     "fig7": Figure(
         "joint: accuracy against l",
         JOINT,
         sweep=lambda config: swept(config, LENGTHS, taking),
-        claims=fig7_claims,
+        claims=lambda config: orders(
+            config, "fig7", swept(config, LENGTHS, taking), "selection.patches", "l", ((6, 8), (6, 12), (12, 16))
+        ),
         plots=lambda config: curves_plot("selection.patches"),
     ),
     "fig8": Figure(
@@ -800,12 +779,16 @@ FIGURES = {
         {"stop.epochs": 1, "stop.errors": False},
         sweep=lambda config: sweep_of(config, fig4_sizes(config), fig8_sides(config)),
         claims=fig8_claims,
-        plots=fig8_plots,
+        plots=lambda config: (
+            reached_plot(config, {"router trained first": fig8_sides(config)}, metric="patches/hit"),
+        ),
     ),
     "fig9": Figure(
         "joint: how often the pattern has the largest gate at one expert, against N",
         JOINT,
-        sweep=fig9_sweep,
+        sweep=lambda config: cross(
+            product(data__samples=sizes(config, (100, 300, 500, 700, 1000))), (JOINT | {"arms": ("learned",)},)
+        ),
         claims=fig9_claims,
         plots=lambda config: curves_plot(N, ("patches/largest_first", "patches/largest_second", "patches/hit_any")),
     ),

@@ -43,7 +43,7 @@ for one loaded core (docs/measurements/figures.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from ml_collections import ConfigDict
 
@@ -329,43 +329,22 @@ def claims_of_table(config: ConfigDict) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-def plots(config: ConfigDict) -> tuple[dict, ...]:
-    """Accuracy by size of the training set, and the training."""
-    metrics = ("test/accuracy", "test/loss")
-    return ({"kind": "curves", "name": "accuracy", "x": "data.samples", "metrics": metrics}, *training(config))
+TRAINING = {"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss", "test/accuracy")}
 
 
-def training(config: ConfigDict) -> tuple[dict, ...]:
-    """Losses over the steps."""
-    return ({"kind": "training", "name": "training", "metrics": ("train/loss", "test/loss", "test/accuracy")},)
+def plots(x: str, *metrics: str) -> Callable[[ConfigDict], tuple[dict, ...]]:
+    """Metrics by a key, and the training."""
+    return lambda config: ({"kind": "curves", "name": "accuracy", "x": x, "metrics": metrics}, TRAINING)
 
 
-def plots_of_colour(config: ConfigDict) -> tuple[dict, ...]:
-    """Accuracy without and with the attribute."""
-    return (
-        {"kind": "curves", "name": "accuracy", "x": "data.spurious_fraction", "metrics": ("test/accuracy",)},
-        *training(config),
-    )
-
-
-def plots_of_patches(config: ConfigDict) -> tuple[dict, ...]:
-    """Accuracy and cost by patches that an expert takes."""
-    metrics = ("test/accuracy", "model/flops")
-    return ({"kind": "curves", "name": "accuracy", "x": "selection.patches", "metrics": metrics}, *training(config))
-
-
-def plots_of_gate(config: ConfigDict) -> tuple[dict, ...]:
-    """Returns accuracy by the gate, and the training."""
-    return (
-        {"kind": "curves", "name": "accuracy", "x": "selection.patch_weights", "metrics": ("test/accuracy",)},
-        *training(config),
-    )
+PLOTS_BY_SIZE = plots("data.samples", "test/accuracy", "test/loss")
+PLOTS_BY_COLOUR = plots("data.spurious_fraction", "test/accuracy")
 
 
 def _of_cifar(figure: str, line: str, scene: str, classes: int) -> Figure:
     id, label = (figure or "fig14"), line.partition(":")[0]
     return Figure(
-        line, images(scene, classes, SIZES[figure][0]), by_size, claims_of(id, label, figure != "fig15"), plots
+        line, images(scene, classes, SIZES[figure][0]), by_size, claims_of(id, label, figure != "fig15"), PLOTS_BY_SIZE
     )
 
 
@@ -376,23 +355,24 @@ FIGURES = {
     "fig15": _of_cifar("fig15", "CIFAR-10 on backgrounds: accuracy by training images (Fig. 15)", "backgrounds", 10),
     "fig16": _of_cifar("fig16", "vehicles among animals: accuracy by training images (Fig. 16)", "vehicles", 4),
     "patches": Figure("vehicles among animals: accuracy by patches that an expert takes", VEHICLES, by_patches,
-                      claims_of_patches, plots_of_patches),
+                      claims_of_patches, plots("selection.patches", "test/accuracy", "model/flops")),
     "spurious": Figure(
         "vehicles among animals of a misleading colour", VEHICLES, by_colour,
-        claims_of_colour("spurious", "vehicles, colour of the scene", same=False), plots_of_colour,
+        claims_of_colour("spurious", "vehicles, colour of the scene", same=False), PLOTS_BY_COLOUR,
     ),
     "gate": Figure("vehicles among animals: softmax over all patches or over the chosen ones",
-                   VEHICLES | {"arms": ("learned", "frozen", "wide_resnet")}, by_gate, claims_of_gate, plots_of_gate),
+                   VEHICLES | {"arms": ("learned", "frozen", "wide_resnet")}, by_gate, claims_of_gate,
+                   plots("selection.patch_weights", "test/accuracy")),
     "fig10": Figure("CelebA, smiling (Fig. 10)", faces(2, SIZES["fig10"][0]), by_size,
-                    claims_of("fig10", "CelebA, smiling", same=True), plots),
+                    claims_of("fig10", "CelebA, smiling", same=True), PLOTS_BY_SIZE),
     "fig11": Figure(
         "CelebA, smiling, hair that misleads (Fig. 11)", faces(2, SIZES["fig11"][0]), by_colour,
-        claims_of_colour("fig11", "CelebA, smiling", same=True), plots,
+        claims_of_colour("fig11", "CelebA, smiling", same=True), PLOTS_BY_COLOUR,
     ),
     "fig12": Figure("CelebA, smiling and eyeglasses (Fig. 12)", faces(4, SIZES["fig12"][0]), by_size,
-                    claims_of("fig12", "CelebA, four classes", same=True), plots),
+                    claims_of("fig12", "CelebA, four classes", same=True), PLOTS_BY_SIZE),
     "table2": Figure("CelebA, four classes: FLOPs of the training (Table 2)", faces(4, SIZES["table2"][0]), by_size,
-                     claims_of_table, plots),
+                     claims_of_table, PLOTS_BY_SIZE),
 }  # fmt: skip
 
 

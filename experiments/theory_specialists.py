@@ -249,44 +249,19 @@ def claim_proof(config: ConfigDict) -> Iterator[Claim]:
         tag, share = f"k{clusters}.d{dim}", point["router.learning_rate"] / point["experts.learning_rate"]
         if steps != config.steps:
             label = f"{tag}, {steps} steps"
-            yield write.order(
-                f"ii.{tag}",
-                f"{label}: weight on others' rows is below exp(-.1 d)",
-                "exp(-O(d))",
-                {"value": 0.1},
-                rows,
-                metric="theory/exponent",
-                at=at,
-            )
-            yield write.order(
-                f"iii.{tag}",
-                f"{label}: an expert is within .1 of every target",
-                "o(1)",
-                rows,
-                {"value": 0.1},
-                metric="theory/expert_error",
-                at=at,
-            )
-            yield write.order(
-                f"iii.loss.{tag}",
-                f"{label}: the training loss is below .05",
-                "near 0",
-                rows,
-                {"value": 0.05},
-                metric="train/loss",
-                at=at,
-            )
+            for id, statement, paper, sides, metric in (
+                ("ii", "weight on others' rows is below exp(-.1 d)", "exp(-O(d))", ({"value": 0.1}, rows), "exponent"),
+                ("iii", "an expert is within .1 of every target", "o(1)", (rows, {"value": 0.1}), "expert_error"),
+            ):
+                yield write.order(
+                    f"{id}.{tag}", f"{label}: {statement}", paper, *sides, metric=f"theory/{metric}", at=at
+                )
+            yield write.order(f"iii.loss.{tag}", f"{label}: the training loss is below .05", "near 0",
+                              rows, {"value": 0.05}, metric="train/loss", at=at)  # fmt: skip
             continue
         label, tag = f"{tag}, {steps} steps, router's rate {share:g} of experts'", f"{tag}.{share:g}"
-        yield write.order(
-            f"iv.direction.{tag}",
-            f"{label}: rows keep their direction (cosine > .99)",
-            "little change",
-            {"value": 0.99},
-            LEARNED,
-            metric="theory/row_cosine",
-            at=at,
-        )
+        yield write.order(f"iv.direction.{tag}", f"{label}: rows keep their direction (cosine > .99)", "little change",
+                          {"value": 0.99}, LEARNED, metric="theory/row_cosine", at=at)  # fmt: skip
         yield write.order(f"iv.norm.{tag}", f"{label}: rows grow", "growth", {"value": 1.0}, LEARNED,
                           metric="theory/row_growth", at=at)  # fmt: skip
 

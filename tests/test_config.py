@@ -286,15 +286,6 @@ def test_a_balance_of_sigmoids_has_a_scope(small):
         AUXILIARY["balance"].check(override(small, pooled | {"losses.balance_sigmoid": 0.1}))
 
 
-def test_an_arm_without_effect_is_refused_by_name(small):
-    """A control that cannot be made for a router does not appear as a difference of 0."""
-    hashed = override(small, {"router.name": "hash", "arms": ("frozen_data",)})
-    with pytest.raises(
-        UserError, match=r"the arm frozen_data sets router.init_from_data, without effect: .* drop the arm"
-    ):
-        plan_runs(hashed, ())
-
-
 def test_an_arm_that_is_another_one_here_is_not_compared_with_it(small, caplog):
     """Competition under a command that lets all compete, by selection or by phase; a router frozen for all arms."""
     small = override(small, {"selection.k": 2, "selection.eval.k": 2})

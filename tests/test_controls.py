@@ -95,6 +95,10 @@ def test_an_arm_without_effect_is_left_out_or_refused_if_it_was_named(small, mon
         UserError, match=r"the arm frozen_data sets router.init_from_data, .*Router.from_examples.; drop"
     ):
         plan_runs(config, (), ["arms"])
+    with pytest.raises(
+        UserError, match=r"the arm frozen_data sets router.init_from_data, without effect: .* drop the arm"
+    ):
+        plan_runs(override(config, {"arms": ("frozen_data",)}), ())  # the only arm
     filled = ROUTERS["Named"]._replace(from_examples=lambda module, params, examples: params | {"places": examples.T})
     monkeypatch.setitem(ROUTERS, "Filled", filled)
     assert not left_out(override(config, {"router.name": "Filled"}), ())

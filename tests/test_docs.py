@@ -484,7 +484,7 @@ def test_a_mistake_in_a_declaration_is_named(heading, old, new, message, tmp_pat
         load(heading, tmp_path, lambda text: text.replace(old, new))
 
 
-def test_values_are_checked_and_what_lacks_an_ability_refuses_it(tmp_path):
+def test_values_of_a_setting_of_a_new_router_are_checked(tmp_path):
     heading = "A router with a setting"
     _, config = load(heading, tmp_path)
     with pytest.raises(UserError, match=r"router.power=-1.0: must be at least 0"):
@@ -497,11 +497,6 @@ def test_values_are_checked_and_what_lacks_an_ability_refuses_it(tmp_path):
         UserError, match=r"uses the choice 'router.nme', which does not exist \(did you mean 'router.na"
     ):
         plan_runs(config, ({},))
-    _, config = load(heading, tmp_path, lambda text: text.replace(line, ""))
-    with pytest.raises(
-        UserError, match=r"frozen_data sets router.init_from_data, without effect.*Router.from_examples"
-    ):
-        plan_runs(config, ({},), ["arms"])
 
 
 def test_a_part_that_is_taken_away_leaves_no_setting(tmp_path):

@@ -107,6 +107,13 @@ def without_value(kind, table):
     return "1 of 8 runs of"
 
 
+def infinite(kind, table):
+    """An infinite value is no value."""
+    found = without_value(kind, table)
+    table.loc[table["test/loss"].isna(), "test/loss"] = np.inf
+    return found
+
+
 def missed(kind, table):
     """The learned router equals the untrained one to the last bit; where frozen is no side, it is the same fault."""
     learned, frozen = (table.arm == arm for arm in ("learned", "frozen"))
@@ -137,7 +144,7 @@ def test_every_kind_with_verdicts_is_here():
     assert set(CLAIMS) | {"beside"} == packaged | {"prediction"}  # `beside` judges nothing, law.py has the other
 
 
-@pytest.mark.parametrize("fault", [None, diverged, without_value, missed, at_edge, equal, incompetent])
+@pytest.mark.parametrize("fault", [None, diverged, without_value, infinite, missed, at_edge, equal, incompetent])
 @pytest.mark.parametrize("kind", CLAIMS)
 def test_each_fault_takes_the_verdict_of_each_kind(kind, fault):
     table, config = rows(kind), override(base(), {"rates": "tuned", "gate.horizon": 1.0})

@@ -387,21 +387,6 @@ def test_a_key_that_goes_with_the_axis_hides_no_point(finished):
     assert set(data.at_point(data.table, spec)["data.test_samples"]) == {config.data.test_samples}
 
 
-def test_phase_map(finished):
-    _, _, table, _ = finished
-    rows = pd.concat([table.assign(**{"data.separation": c}) for c in (1.0, 2.0)], ignore_index=True)
-    rows["run"] += rows["data.separation"].astype(str)
-    data = frame.Data(rows, ["data.samples", "data.separation"], flatten(base()), {}, AXES)
-    figure = plots.draw({"kind": "phase", "name": "p", "x": "data.samples", "y": "data.separation"}, data)
-    cells = [row["label"] for row in figure.panels[0].rows["cells"]]
-    expected = np.log(
-        last_evaluations(table)
-        .query("arm == 'frozen' and `data.samples` == 8")["test/loss"].to_numpy()
-        / last_evaluations(table).query("arm == 'learned' and `data.samples` == 8")["test/loss"].to_numpy()
-    ).mean()  # fmt: skip
-    assert cells[0].startswith(f"{expected:+.2f}") and len(cells) == 4
-
-
 def test_a_specialised_router_is_shown_as_a_diagonal():
     shuffled = np.eye(5)[[3, 1, 4, 0, 2]]
     rows, columns = maps.diagonal(shuffled)
