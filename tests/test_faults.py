@@ -109,9 +109,9 @@ def without_value(kind, table):
 
 def infinite(kind, table):
     """An infinite value is no value."""
-    found = without_value(kind, table)
+    reason = without_value(kind, table)
     table.loc[table["test/loss"].isna(), "test/loss"] = np.inf
-    return found
+    return reason
 
 
 def missed(kind, table):

@@ -128,19 +128,13 @@ FINDINGS = {
 
 
 def ends_of(kept, name):
-    """The interval of a claim, of a column of arms, of a part's share (in per cent), or of a part's log ratio."""
-    arms = pd.read_csv(ROOT / "data" / kept / "arms.csv")
-    if name in arms:
-        return re.findall(r"[-\d.]+", arms[name][0])[1:]
+    """The interval of a claim, or of the share of a part of the gap."""
     claims = {claim["id"]: claim for claim in json.loads((ROOT / "data" / kept / "claims.json").read_text())}
     if name in claims:
         return claims[name]["interval"]
-    if name.endswith(" later"):
-        return claims[name.removesuffix(" later")]["later"][1:]
-    (part,) = [
-        part for part in json.loads((ROOT / "data" / kept / "about.json").read_text())["gap"] if part["part"] == name
-    ]
-    return (part["share_low"], part["share_high"]) if name == "sharpness" else (part["low"], part["high"])
+    about = json.loads((ROOT / "data" / kept / "about.json").read_text())
+    (part,) = [part for part in about["gap"] if part["part"] == name]
+    return part["share_low"], part["share_high"]
 
 
 @pytest.mark.parametrize("interval", FINDINGS)

@@ -76,8 +76,8 @@ def cost(config: ConfigDict) -> dict[str, float]:
             flops.append(float((compiled.cost_analysis() or {}).get("flops", 0.0)))
         runs.append(partial(compiled, variables, x))
     seconds = np.array([[_seconds(run) for run in runs] for _ in range(TIMED)])
-    own, linear = np.median(seconds, axis=0).tolist()
-    return {"flops": flops[0], "flops_linear": flops[1], "seconds": own, "seconds_linear": linear}
+    medians = np.median(seconds, axis=0).tolist()
+    return dict(zip(("flops", "flops_linear", "seconds", "seconds_linear"), (*flops, *medians), strict=True))
 
 
 def _seconds(run: Any) -> float:
