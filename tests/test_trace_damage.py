@@ -252,6 +252,7 @@ def one_layer(**changes):
         (one_layer(labels={"": np.zeros(4, int)}), "labels: a name is empty"),
         (one_layer(labels={"a": np.array([b"a"] * 4)}), "labels are words or integers"),
         (one_layer(labels={"a": np.array(["\ud800"] * 4)}), r"U\+D800, which no page can show"),
+        (one_layer(labels={"a": np.array(["", "b", "b", "b"])}), "has an empty value: give such tokens another one"),
         (one_layer(source=b"x"), "source=b'x': must be a text"),
         (one_layer(k=1.0), "k=1.0: must be a whole number"),
         (one_layer(k=True), "k=True: must be a whole number"),

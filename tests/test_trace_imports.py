@@ -91,6 +91,18 @@ def test_several_answers_to_one_prompt_have_its_tokens_once(tmp_path):
     np.testing.assert_array_equal(column(stored, 1, "expert"), np.concatenate([first[:, 1], second[4:, 1]]))
 
 
+def test_choices_of_several_prompts_are_all_taken(tmp_path):
+    """Prompts of 2 and 3 tokens in one request; `usage` counts the tokens of both."""
+    answers = [draw(4), draw(6)]
+    choices = [
+        {"prompt_token_ids": ids[:n].tolist(), "token_ids": ids[n:].tolist(), "routed_experts": as_npy(experts)}
+        for (experts, ids), n in zip(answers, (2, 3), strict=True)
+    ]
+    file = as_lines(tmp_path / "answers.jsonl", [{"choices": choices, "usage": {"prompt_tokens": 5}}])
+    stored = trace.write(tmp_path / "trace", **trace.read_vllm(file, EXPERTS))
+    check(stored, answers)
+
+
 @pytest.mark.parametrize("layout", ["ids", "logprobs", "chat"])
 def test_answers_of_sglang(tmp_path, layout):
     """Base64 of flat int32 without a shape; layer 1 is dense, so its rows are 0 and it is left out."""
@@ -247,7 +259,10 @@ ROW = {"input_ids": [1, 2], "exp_ids": [[[0], [1]], [[2], [3]]]}
         ("vllm", [{"id": 1}], "neither choices nor outputs"),
         ("vllm", [{"choices": [{"routed_experts": None}]}], "start the engine with --enable-return-routed-experts"),
         ("vllm", [{"choices": [{"routed_experts": "AAAA"}]}], "no .npy file in base64"),
-        ("vllm", [{"choices": []}], "has no routed experts"),
+        ("vllm", [{"choices": []}], "has no token with experts: keep answers"),
+        ("vllm", [{"choices": [{"prompt_token_ids": 7, "routed_experts": [[[1]]]}]}], "must be a list of integers"),
+        ("vllm", [{"choices": [{"routed_experts": [[[1]]]}] * 2}], "several choices and no ids of the prompt"),
+        ("olmoe", [ROW | {"input_ids": 5}], "must be a list of integers"),
         ("vllm", [{"prompt_token_ids": [1], "choices": [{"token_ids": [2] * 5, "routed_experts": [[[0, 1]]]}]}],
          "1 rows of experts for 6 tokens"),
         ("sglang", [{"meta_info": {"prompt_tokens": 2, "completion_tokens": 1}}], "routed_experts"),

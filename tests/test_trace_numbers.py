@@ -155,6 +155,28 @@ def test_pairs_of_the_layers_that_have_some(tmp_path):
     assert ">layer c<" in (tmp_path / "report.html").read_text()
 
 
+def test_a_layer_of_fewer_experts_has_the_margin_of_its_own_k(tmp_path):
+    """Layer 0 has two experts a token, layer 1 one expert, and -1 of an infinite weight."""
+    scores = np.random.default_rng(0).standard_normal((2, 60, 4)).astype(np.float32)
+    experts = np.argsort(-scores, axis=2)[..., :2]
+    weights = np.full(experts.shape, 0.5)
+    experts[1, :, 1], weights[1, :, 1] = -1, -np.inf
+    given = {"experts": experts, "weights": weights, "sequence": np.arange(60) // 6}
+    numbers = routed.analyse(scores, out=tmp_path, **given)["numbers"]
+    margins = numbers[numbers.number == "margin"].set_index("layer").value
+    chances = np.sort(np.exp(scores) / np.exp(scores).sum(2, keepdims=True), axis=2)
+    assert margins["0"] == pytest.approx((chances[0, :, -2] - chances[0, :, -3]).mean(), rel=1e-3)
+    assert margins["1"] == pytest.approx((chances[1, :, -1] - chances[1, :, -2]).mean(), rel=1e-3)
+
+
+def test_rounding_is_not_told_from_chance(tmp_path):
+    """Every token has an id of its own, and loads are balanced: no information in any draw."""
+    given = {"num_experts": 4, "token_ids": np.arange(200), "sequence": np.arange(200) // 10}
+    result = routed.analyse(experts=np.tile(np.arange(4), 50)[None, :, None], out=tmp_path, **given)
+    numbers = result["numbers"].set_index("number")
+    assert not numbers.told["mi.token"] and result["findings"][0].startswith("The layer is not seen to follow")
+
+
 def test_shuffles_keep_the_unit_of_a_label():
     """A label of sequences stays one of sequences, with the lengths it falls on; tokens' labels stay in theirs."""
     rows = np.repeat(np.arange(40), 25)

@@ -40,6 +40,16 @@ def test_a_token_that_has_all_experts_has_no_regret():
         regret.regret_of(None, {}, "0", site_of(4, 4), [], {}, regret.RegretSettings(8, 1, 0))
 
 
+def test_no_position_comes_twice_before_all_have_come():
+    """5 rows of 12 tokens: 10 positions of a batch, and rows in groups of their own."""
+    settings = regret.RegretSettings(tokens=40, batch_size=4, seed=0)
+    batches = list(regret.batches_of(5, 12, settings))
+    assert sorted(position for _, position in batches) == [*range(1, 11)]
+    assert {tuple(where) for where, _ in batches} == {(0, 1, 2, 3), (1, 2, 3, 4)}
+    with pytest.raises(UserError, match="rows have 2 tokens: regret needs 3"):
+        list(regret.batches_of(5, 2, settings))
+
+
 def test_tries_are_all_sets_or_exchanges_of_one_expert():
     chosen, ids = np.array([[2], [0]]), np.array([0, 1])
     one = regret.tries_of(chosen, ids, site_of(5, 1), RNG, 0)

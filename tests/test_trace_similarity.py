@@ -143,7 +143,7 @@ def test_checkpoints_whose_experts_were_renumbered(tmp_path):
         "much of the change is in the numbers of the experts alone" in said
         and "On the later features, the earlier router" in said
     )
-    assert np.isnan(similarity.router_alone((before, before._replace(has_features=False)), 0))
+    assert np.isnan(similarity.router_alone((before, before._replace(has_features=False)), 0, 1))
 
 
 def test_routers_that_read_the_same_are_told_from_others(tmp_path):

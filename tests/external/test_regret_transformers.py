@@ -80,7 +80,8 @@ def test_regret_is_that_of_whole_passes_with_each_choice(kind, more):
     measured = regret_of(model, modules, layer, site, HERE, {}, settings)
     block = model.get_submodule(layer.rpartition(".")[0])
     best, random = [], []
-    for rows, position in batches_of(HERE, settings):
+    for where, position in batches_of(len(HERE), len(HERE[0]), settings):
+        rows = np.stack([HERE[row] for row in where])
         sets = itertools.permutations(range(site.experts), k)
         losses = np.array([by_hand(model, block, rows, position, experts) for experts in sets])
         best.append(losses.min(0))

@@ -158,6 +158,37 @@ def test_a_class_of_a_file_is_found_with_its_cost_and_signal(tmp_path):
         ROUTERS.pop("Gate", None)
 
 
+class Projected(nn.Module):
+    """Learns on a fixed projection, and adds a fixed offset."""
+
+    def __init__(self, dims, experts):
+        super().__init__()
+        self.fixed = nn.Parameter(torch.randn(dims, dims), requires_grad=False)
+        self.out = nn.Linear(dims, experts, bias=False)
+        self.register_buffer("offset", torch.randn(experts))
+
+    def forward(self, x):
+        return self.out(x @ self.fixed) + self.offset
+
+
+def test_what_a_module_keeps_fixed_follows_the_seed_and_has_no_gradient():
+    router, x = torch_router.TorchRouter(Projected, 3), jax.random.normal(jax.random.key(1), (4, 6))
+    params = [router.init(jax.random.key(seed), x) for seed in (0, 1)]
+    for p in params:
+        own = p["params"]["torch"]
+        expected = x @ own["fixed"] @ own["out.weight"].T + own["offset"][None]
+        np.testing.assert_allclose(router.apply(p, x), expected, rtol=1e-4, atol=1e-4)
+    gradients = jax.grad(lambda p: (router.apply(p, x) ** 2).sum())(params[0])["params"]["torch"]
+    assert {name for name, value in gradients.items() if value.any()} == {"out.weight"}
+    assert all(not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, params), strict=True))
+    assert np.isnan(torch_router.flops(Elementwise, (6, 3), 4))
+
+
+class Elementwise(Cosine):
+    def forward(self, x):
+        return -((x[:, None] - self.places[None]) ** 2).sum(-1)
+
+
 @pytest.mark.parametrize(
     ("scores", "more", "message"),
     [

@@ -54,9 +54,10 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
     signal = measures.gradient_signal(config, seeds) if learns else np.zeros(len(seeds))
     applies = learns and (signal.any() or has_gradient(config))  # else there is no gradient to have a signal
     cost = measures.cost(config)
+    cheapness = min(1.0, cost["flops_linear"] / max(cost["flops"], 1.0))
     measured = {
         "gradient": [float(value) for value in signal] if applies else [],
-        "cost": [min(1.0, cost["flops_linear"] / max(cost["flops"], 1.0))],
+        "cost": [cheapness] if np.isfinite(cost["flops"]) else [],
     }
     described = results.stored_config(workdir)
     card = {
@@ -71,7 +72,7 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
         "diverged": lost,
         "tuning": _tuning(config),
         "probes": scores(table, flatten(config), measured, quick),
-        "cost": {name: _short(value) for name, value in cost.items()},
+        "cost": {name: _short(value) if np.isfinite(value) else None for name, value in cost.items()},
         "settings": dict(probes.settings(quick)),
         "versions": described["versions"],
         "commit": described["commit"],

@@ -41,7 +41,7 @@ def router_of(kind: type) -> Router:
 
 
 class TorchRouter(nn.Module):
-    """The scores of a PyTorch module, whose parameters are those of this module, by name."""
+    """The scores of a PyTorch module. Its parameters and float buffers are the parameters of this module, by name."""
 
     kind: type
     experts: int
@@ -63,19 +63,28 @@ class TorchRouter(nn.Module):
 
 
 def flops(kind: type, sizes: tuple[int, int], tokens: int) -> float:
-    """Returns the FLOPs of the products of a forward pass, as PyTorch counts them."""
+    """Returns the FLOPs of the products of a forward pass, as PyTorch counts them; NaN without products."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         _module(kind, sizes)(torch.zeros(tokens, sizes[0]))
-    return float(counter.get_total_flops())
+    return float(counter.get_total_flops() or np.nan)
 
 
 def initial(kind: type, sizes: tuple[int, int], seed: Any = 0) -> dict[str, np.ndarray]:
-    """Returns fresh parameters by name, drawn from a seed."""
-    named = _module(kind, sizes, int(seed)).named_parameters()
-    return {name: value.detach().numpy().astype(np.float32) for name, value in named}
+    """Returns fresh parameters and float buffers by name, drawn from a seed.
+
+    Raises:
+      UserError: a buffer of integers depends on the seed.
+    """
+    module, fixed = _module(kind, sizes, int(seed)), dict(_module(kind, sizes).named_buffers())
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, value in tensors.items():
+        if not value.is_floating_point() and not value.equal(fixed[name]):
+            raise UserError(f"{kind.__name__}: buffer {name} holds random integers: keep them as floats")
+    floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
+    return {name: value.detach().numpy().astype(np.float32) for name, value in floats.items()}
 
 
 @functools.lru_cache(64)
@@ -130,12 +139,13 @@ _scores.defvjp(_keep, _pull)
 
 
 def _call(kind, sizes, params, x):
-    """Returns scores, and the tensors of parameters and tokens that they depend on."""
+    """Returns scores, and the tensors of parameters and tokens that they depend on; only some learn."""
     import torch
 
-    named = {name: torch.tensor(np.asarray(value), requires_grad=True) for name, value in params.items()}
-    tokens = torch.tensor(np.asarray(x), requires_grad=True)
     module = _module(kind, sizes)
+    learns = {name for name, value in module.named_parameters() if value.requires_grad}
+    named = {name: torch.tensor(np.asarray(value), requires_grad=name in learns) for name, value in params.items()}
+    tokens = torch.tensor(np.asarray(x), requires_grad=True)
     with _LOCK:
         return torch.func.functional_call(module, named, (tokens,)), named, tokens
 
@@ -150,9 +160,12 @@ def _backward(kind, sizes, params, x, cotangent) -> tuple[dict[str, np.ndarray],
     import torch
 
     scores, named, tokens = _call(kind, sizes, params, x)
-    inputs, gradients = [*named.values(), tokens], [None] * (len(named) + 1)
+    inputs = named | {"": tokens}
+    learns = [name for name, value in inputs.items() if value.requires_grad]
+    gradients = {name: np.zeros(value.shape, np.float32) for name, value in inputs.items()}
     if scores.requires_grad:
         given = torch.tensor(np.asarray(cotangent)).to(scores.dtype)
-        gradients = torch.autograd.grad(scores, inputs, given, allow_unused=True)
-    arrays = [np.zeros(i.shape, np.float32) if g is None else g.numpy() for i, g in zip(inputs, gradients, strict=True)]
-    return dict(zip(named, arrays[:-1], strict=True)), arrays[-1]
+        of_each = torch.autograd.grad(scores, [inputs[name] for name in learns], given, allow_unused=True)
+        gradients |= {name: value.numpy() for name, value in zip(learns, of_each, strict=True) if value is not None}
+    of_tokens = gradients.pop("")
+    return gradients, of_tokens

@@ -121,7 +121,7 @@ def _run(command: str, rest: list[str]) -> None:
         from routed.trace import export, read
 
         export(read(rest[0]), OUT.value)
-        files.tell(f"wrote {OUT.value}; features are not in it")
+        files.tell(f"wrote {OUT.value}; features and words are not in it")
     else:
         raise UserError(USAGE)
 

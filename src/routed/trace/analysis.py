@@ -87,7 +87,7 @@ def analyse(traces: Sequence[Trace], seed: int = 0) -> Analysis:
         pairs=np.stack(pairs) if pairs else None,
         between=between,
         churn=pd.DataFrame(similarity.churn(traces, tokens, weights)),
-        controls=controls(trace, tokens, seed) if trace.has_features else pd.DataFrame(),
+        controls=controls(trace, tokens, [*mean_k.values()], seed) if trace.has_features else pd.DataFrame(),
         routers=similarity.routers(trace, seed) if trace.has_features and len(trace.layers) > 1 else None,
         left={label: evidence.left_by_ids(tokens, conditional, label) for label in trace.labels},
     )
@@ -126,12 +126,12 @@ def _hash_numbers(tokens: Tokens, trace: Trace, k: int, conditional, weights) ->
     }
 
 
-def controls(trace: Trace, tokens: Tokens, seed: int = 0) -> pd.DataFrame:
+def controls(trace: Trace, tokens: Tokens, ks: Sequence[int], seed: int = 0) -> pd.DataFrame:
     """Returns a row for each layer and number: `trained`, `shuffled` and `initial`, on tokens with features.
 
-    Every router takes the k experts with the highest scores. Shuffled: the trained weights on features that are
-    permuted, by one permutation for all experts (Dikkala et al. 2023, Section 2.1). Initial: weights N(0, 1), without
-    offset; choices do not depend on their scale. Both are means of draws.
+    Every router takes the experts with the highest scores, `ks` of them by layer. Shuffled: the trained weights on
+    features that are permuted, by one permutation for all experts (Dikkala et al. 2023, Section 2.1). Initial: weights
+    N(0, 1), without offset; choices do not depend on their scale. Both are means of draws.
     """
     rows, random = list[dict[str, Any]](), np.random.default_rng(seed)
     for layer, name in enumerate(trace.layers):
@@ -141,7 +141,7 @@ def controls(trace: Trace, tokens: Tokens, seed: int = 0) -> pd.DataFrame:
             scores["shuffled"].append(values[:, random.permutation(values.shape[1])] @ kernel + offset)
             scores["initial"].append(values @ random.standard_normal(kernel.shape, np.float32))
         some = subset(tokens, where)
-        by_router = {router: [_numbers(draw, trace.k, some) for draw in draws] for router, draws in scores.items()}
+        by_router = {router: [_numbers(draw, ks[layer], some) for draw in draws] for router, draws in scores.items()}
         for number, trained in by_router["trained"][0].items():
             means = {router: np.mean([draw[number].value for draw in draws]) for router, draws in by_router.items()}
             rows.append({"layer": name, "number": number} | means | {"chance": trained.chance})

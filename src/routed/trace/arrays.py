@@ -198,4 +198,6 @@ def _label(name: str, values: Any, tokens: int) -> pa.DictionaryArray:
         refuse(f"{label} holds {array.dtype}: labels are words or integers; put numbers into classes")
     values, codes = np.unique(array.astype(str) if array.dtype.kind == "O" else array, return_inverse=True)
     names = [checks.text(f"a value of {label}", str(value)) for value in values.tolist()]
+    if "" in names:
+        refuse(f"{label} has an empty value: give such tokens another one, for example 'unknown'")
     return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names))

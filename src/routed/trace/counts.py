@@ -130,7 +130,7 @@ def count(stream: Stream, tokens: Tokens, conditional: Conditional | None) -> Co
             first, last = np.searchsorted(conditional.where, (here.start, here.stop))
             conditional_choices.append(expert[conditional.where[first:last] - here.start])
     if "scores" in stream.columns:
-        _count_scores(sums, stream, tokens)
+        _count_scores(sums, stream, tokens, mean_k(load, len(tokens.sequence)))
     chance = {name: float(np.mean([information.mutual(table) for table in of])) for name, of in shuffled.items()}
     halves = {name: table.reshape(2, -1, experts) for name, table in tables.items()}
     _count_information(sums, stream, tokens, halves, mean_k(load, len(tokens.sequence)))
@@ -188,7 +188,7 @@ def _count_column(sums: Sums, group: np.ndarray, expert: np.ndarray, name: str, 
         sums.add("weight_all", group, row_sums(weight))
 
 
-def _count_scores(sums: Sums, stream: Stream, tokens: Tokens) -> None:
+def _count_scores(sums: Sums, stream: Stream, tokens: Tokens, k: int) -> None:
     """Sums the entropy of a token's softmax, its largest probability, and the gap between ranks k and k + 1."""
     for here, (scores,) in with_slices(stream.read("scores")):
         for first in range(0, len(scores), SCORED):
@@ -199,9 +199,9 @@ def _count_scores(sums: Sums, stream: Stream, tokens: Tokens) -> None:
             total = exponent.sum(1)
             sums.add("entropy_token", group, np.log(total) - np.einsum("te,te->t", exponent, some) / total)
             sums.add("confidence", group, 1 / total)
-            if stream.k < stream.experts:
-                exponent.partition((stream.experts - stream.k - 1, stream.experts - stream.k), axis=1)
-                above, below = exponent[:, -stream.k], exponent[:, -stream.k - 1]
+            if k < stream.experts:
+                exponent.partition((stream.experts - k - 1, stream.experts - k), axis=1)
+                above, below = exponent[:, -k], exponent[:, -k - 1]
                 sums.add("margin", group, (above - below) / total)
 
 

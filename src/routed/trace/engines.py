@@ -51,7 +51,7 @@ class Responses:
     def arguments(self, num_experts: int, how_ids: str) -> dict[str, Any]:
         """Returns the arguments of `routed.trace.write`. Layers without routers, whose rows are all 0, are left out."""
         if not sum(map(len, self.experts)):
-            raise UserError(f"{self.path} has no routed experts: start the engine with --enable-return-routed-experts")
+            raise UserError(f"{self.path} has no token with experts: keep answers of at least one token")
         experts = np.concatenate(self.experts).swapaxes(0, 1)
         has_router = [i for i, layer in enumerate(experts) if layer.shape[1] == 1 or layer.any()]
         if len(has_router) < len(experts):
@@ -78,7 +78,8 @@ def read_vllm(path: str | os.PathLike, num_experts: int) -> dict[str, Any]:
     """Reads answers of vLLM, one a line of JSON, or `RequestOutput`s as dicts of prompt_token_ids and outputs.
 
     `routed_experts` [tokens, layers, k] of a choice are nested lists, or base64 of an .npy file. They begin with the
-    prompt, unless the answer has `prompt_routed_experts`. The prompt of several choices is taken once.
+    prompt, unless the answer has `prompt_routed_experts`. The prompt of several choices is taken once. Choices of
+    several prompts have their own `prompt_token_ids`.
 
     Raises:
       UserError: a line is no answer of vLLM, or rows and token ids do not agree.
@@ -89,19 +90,24 @@ def read_vllm(path: str | os.PathLike, num_experts: int) -> dict[str, Any]:
         choices = record.get("choices", record.get("outputs"))
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise UserError(f"{where}: it has neither choices nor outputs, as answers of vLLM have")
-        prompt_ids, apart = record.get("prompt_token_ids"), record.get("prompt_routed_experts")
-        for i, choice in enumerate(choices):
+        apart, before = record.get("prompt_routed_experts"), list[list[int]]()
+        for choice in choices:
+            prompt_ids, ids = choice.get("prompt_token_ids") or record.get("prompt_token_ids"), choice.get("token_ids")
+            for part in (prompt_ids, ids):
+                if part not in (None, []):
+                    whole_numbers(file, part)
             rows = _of_vllm(where, choice.get("routed_experts"))
             if apart is not None:
                 first = _of_vllm(where, apart)
                 rows, prompt = np.concatenate([first, rows]), len(first)
+            elif prompt_ids or len(choices) == 1:
+                prompt = len(prompt_ids or ())
             else:
-                prompt = len(prompt_ids or ()) or (record.get("usage") or {}).get("prompt_tokens", 0)
-            if i and not prompt:
-                raise UserError(f"{where} has several choices and no length of the prompt: ask with return_token_ids")
-            ids = choice.get("token_ids")
+                raise UserError(f"{where} has several choices and no ids of the prompt: ask with return_token_ids")
             both = None if ids is None or prompt_ids is None else [*prompt_ids, *ids]
-            begin = prompt if i else 0
+            key = prompt_ids or []
+            begin = prompt if key in before else 0
+            before.append(key)
             responses.add(rows[begin:], both and both[begin:], begin)
     return responses.arguments(num_experts, 'ask with "return_token_ids": true')
 
@@ -127,6 +133,8 @@ def read_sglang(path: str | os.PathLike, num_experts: int, k: int) -> dict[str, 
     Raises:
       UserError: a line is no answer of SGLang, or its numbers are not whole rows.
     """
+    if k < 1:
+        raise UserError(f"k={k}: give the number of experts per token, at least 1")
     file, responses = files.folder(path), Responses(files.folder(path))
     for number, record in records(file):
         where = f"{file}, answer {number}"
@@ -154,7 +162,10 @@ def _ids_of_sglang(record: dict[str, Any]) -> list[int] | None:
     for name in ("input", "output"):
         ids, logprobs = record.get(f"{name}_ids"), about.get(f"{name}_token_logprobs")
         if ids is None and logprobs is not None:
-            ids = [row[1] for row in logprobs]
+            try:
+                ids = [row[1] for row in logprobs]
+            except (TypeError, IndexError):
+                return None
         if not isinstance(ids, list):
             return None
         parts.append(ids)
@@ -174,8 +185,8 @@ def read_olmoe(path: str | os.PathLike, num_experts: int) -> dict[str, Any]:
         if not {"input_ids", "exp_ids"} <= record.keys():
             raise UserError(f"{file}, line {number}: input_ids and exp_ids are needed, as OLMoE's analysis writes them")
         experts = choices_of(f"{file}, line {number}", record["exp_ids"], "exp_ids").swapaxes(1, 2)
-        if len(record["input_ids"]) != len(experts):
-            raise UserError(f"{file}, line {number}: {len(record['input_ids'])} input_ids, {len(experts)} exp_ids")
+        if (tokens := len(whole_numbers(file, record["input_ids"]))) != len(experts):
+            raise UserError(f"{file}, line {number}: {tokens} input_ids, {len(experts)} exp_ids")
         responses.add(experts, record["input_ids"])
     return responses.arguments(num_experts, "write input_ids")
 

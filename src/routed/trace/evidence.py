@@ -37,7 +37,7 @@ def told(table: pd.DataFrame, groups: int, limits: Mapping[tuple[str, str], floa
     with np.errstate(divide="ignore", invalid="ignore"):
         sure = stats.t.sf(beyond / error, max(groups - 1, 1)) < (1 - LEVEL) / 2 / table.layer.nunique()
     limit = [limits.get(key, -np.inf) for key in zip(table.layer, table.number, strict=True)]
-    above = sure & (table.value.to_numpy() > np.array(limit) + 1e-6)
+    above = sure & (table.value.to_numpy() > np.fmax(limit, table.chance.to_numpy()) + 1e-6)  # more than rounding
     judged = (table.low.notna() & table.chance.notna()).to_numpy()
     return [bool(yes) if can else None for yes, can in zip(above, judged, strict=True)]
 

@@ -51,6 +51,8 @@ def store(folder: pathlib.Path, features: Features, layers: int, tokens: int, ex
             refuse(f"features of layer {layer}: {shapes} must be [{len(where)}, D], [D, {experts}] and [{experts}]")
         if not np.isfinite(values).all():
             refuse(f"features of layer {layer} are not finite: leave such tokens out of features.where")
+        if not (np.isfinite(kernel).all() and np.isfinite(offset).all()):
+            refuse(f"features.kernels or features.offsets of layer {layer} are not finite: give the router's weights")
         _write(folder / LAYER_FILE.format(layer), where, values, kernel, offset)
 
 

@@ -137,6 +137,7 @@ class _Listener:
         linear = map_of(self.router.module, args, kwargs)
         if self.router.read:
             result = self.router.read(self.router.module, output)
+            self._check_given_k(result.experts)
         else:
             result = self._read(output, None if linear is None else linear.scores)
         features = flat(args[0] if args else next(iter(kwargs.values())))
@@ -145,6 +146,10 @@ class _Listener:
             features, weights = linear.features, (linear.weight, linear.offset)
             result = result._replace(scores=linear.scores)
         self.outputs[self.name] = result._replace(features=features, linear=weights)
+
+    def _check_given_k(self, experts: Any) -> None:
+        if self.router.k not in (0, experts.shape[-1]):
+            raise UserError(f"--k={self.router.k}: {self.name} gives a token {experts.shape[-1]} experts")
 
     def _read(self, output: Any, scores: Any) -> RouterOutput:
         """Returns the choices: what the experts received, else what the router returns, else the k highest scores."""
@@ -163,8 +168,7 @@ class _Listener:
         if choices is None:
             return highest(scores, k)
         experts, weights = choices
-        if k not in (0, experts.shape[-1]):
-            raise UserError(f"--k={k}: {self.name} gives a token {experts.shape[-1]} experts")
+        self._check_given_k(experts)
         if len(experts) != len(scores) or int(experts.max()) >= scores.shape[-1] or int(experts.min()) < 0:
             given = f"experts {list(experts.shape)} up to {int(experts.max())}, and scores {list(scores.shape)}"
             raise UserError(f"{self.name}: its choices do not go with its scores: it has {given}")

@@ -94,7 +94,8 @@ def _read_rank(file: pathlib.Path) -> dict[int, list[Record]]:
         scores = None
         if "logit_offset" in record:
             sidecar = file.with_name(file.name.replace("router_trace", "logits").replace(".jsonl", ".bin"))
-            shape = tuple(record.get("logit_shape") or ())
+            given = record.get("logit_shape")
+            shape = tuple(given) if isinstance(given, list) else ()
             whole = [record["logit_offset"], *shape]
             if len(shape) != 2 or shape[0] != len(experts) or not all(isinstance(n, int) and n >= 0 for n in whole):
                 raise UserError(f"{where}: logit_offset and logit_shape {list(shape)} do not fit {len(experts)} tokens")

@@ -21,6 +21,7 @@ from routed.trace.checks import as_array
 from routed.trace.hooks import RouterModule, listening
 from routed.trace.hooks_replace import replacing
 from routed.trace.replacements import DROPPED, Router, Site
+from routed.trace.tokens import groups_of
 
 #: Most choices that a token tries; of more, so many are drawn.
 MOST = 256
@@ -69,9 +70,9 @@ def regret_of(
     """Returns losses [T] of sampled tokens, in nats, with other experts in a layer.
 
     `as_is`; `best` of all that were tried; `half`: the best of half of them, expected; `random`, `hash`, `table` and
-    `sharpened` routers; `repaired`, the trained router with the parameters `repaired` (NaN without). `group` is the
-    batch of the token, `refused` the share of tries that the model's rule did not follow, `complete` and `every` are
-    those of `Tries`, and `deviation` is the mean difference between losses with a cache and in a whole pass.
+    `sharpened` routers; `repaired`, the trained router with the parameters `repaired` (NaN without). `group` numbers
+    groups of neighbouring rows, `refused` is the share of tries that the model's rule did not follow, `complete` and
+    `every` are those of `Tries`, and `deviation` is the mean difference of losses with a cache and in a whole pass.
 
     Raises:
       UserError: the model has no cache, other losses with the cache, or no expert that a token does not have.
@@ -80,9 +81,10 @@ def regret_of(
         raise UserError(f"every token has all {site.experts} experts: there is no other choice")
     parts: list[dict[str, np.ndarray]] = []
     random = np.random.default_rng(settings.seed)
-    for number, (some, position) in enumerate(batches_of(rows, settings)):
+    for where, position in batches_of(len(rows), len(rows[0]) if rows else 0, settings):
+        some = np.stack([rows[row] for row in where])
         part = _of_batch(_Token(model, modules, layer, site, some, position), repaired, random, settings.seed)
-        parts.append(part | {"group": np.full(len(some), number)})
+        parts.append(part | {"group": where * groups_of(len(rows)) // len(rows)})
         deviation = float(np.mean(np.concatenate([part["deviation"] for part in parts])))
         if not deviation < MOST_DEVIATION:  # also NaN
             difference = f"with its cache the model's losses differ by {deviation:.2g} nats from those of a whole pass"
@@ -90,14 +92,23 @@ def regret_of(
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def batches_of(rows: Sequence[np.ndarray], settings: RegretSettings) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields neighbouring rows [B, N] and the position of the token in them, for so many tokens in all."""
+def batches_of(rows: int, length: int, settings: RegretSettings) -> Iterator[tuple[np.ndarray, int]]:
+    """Yields the numbers of neighbouring rows, and the position of the token in them, for so many tokens in all.
+
+    No position comes twice before all have come.
+
+    Raises:
+      UserError: a row has no token with one before it and one after it.
+    """
+    if length < 3:
+        raise UserError(f"rows have {length} tokens: regret needs 3, as a token needs one before it and one after it")
     random = np.random.default_rng([settings.seed, 1])
-    size = min(settings.batch_size, len(rows), settings.tokens)
+    size = min(settings.batch_size, rows, settings.tokens)
     count = max(1, settings.tokens // size)
-    for begin in np.linspace(0, len(rows) - size, count).round().astype(int):
-        # The first token has no token before it, and the last has no next token.
-        yield np.stack(rows[begin : begin + size]), int(random.integers(1, max(2, len(rows[0]) - 1)))
+    rounds = -(-count // (length - 2))
+    positions = np.concatenate([random.permutation(np.arange(1, length - 1)) for _ in range(rounds)])[:count]
+    for begin, position in zip(np.linspace(0, rows - size, count).round().astype(int), positions, strict=True):
+        yield begin + np.arange(size), int(position)
 
 
 class _Token:

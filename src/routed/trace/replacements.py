@@ -149,8 +149,9 @@ def noise(site: Site, random: np.random.Generator) -> Router | str:
 
 def uniform(site: Site, random: np.random.Generator) -> Router | str:
     seed, level = int(random.integers(1 << 31)), float(site.scores.mean())
-    # Noise of 1e-3 breaks ties: less would vanish in bfloat16.
-    return Router(lambda params, batch: level + 1e-3 * _normal(seed, batch))
+    # Noise breaks ties. Neighbours of a bfloat16 number x are |x| / 128 or less away: smaller noise would vanish.
+    size = max(1e-3, abs(level) / 32)
+    return Router(lambda params, batch: level + size * _normal(seed, batch))
 
 
 def _normal(seed: int, batch: Batch) -> Tensor:

@@ -16,6 +16,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from routed.analysis import wording
+from routed.contracts import UserError
 from routed.system import files
 from routed.trace.analysis import Analysis
 from routed.trace.analysis import analyse as analyse_traces
@@ -112,7 +113,9 @@ def _view(analysis: Analysis, vocabulary: Any, seed: int) -> dict[str, Any]:
     """Returns the values of view.html."""
     trace, strongest = analysis.trace, next((row.layers for row in overview(analysis) if row.layers.strong.size), None)
     texts = load_words(trace.folder)
-    if vocabulary is not None and trace.has_ids:
+    if vocabulary is not None and not trace.has_ids:
+        raise UserError("vocabulary names token ids, and the trace has none: write it with token_ids")
+    if vocabulary is not None:
         texts = words_of(vocabulary, np.unique(token_column(trace, "token")).tolist())
     missing = "id: give vocabulary (words by id, or a tokenizer)" if trace.has_ids else "position: give token_ids"
     said = "" if texts else f"The trace has no words, so each token is shown by its {missing}."

@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from routed.contracts import UserError
 from routed.trace import features, information
 from routed.trace.arrays import top
-from routed.trace.counts import Sums, accumulate
+from routed.trace.counts import Sums, accumulate, mean_k
 from routed.trace.format import Trace, stripes, token_column, with_slices
 from routed.trace.numbers import Number, bootstrap_weights, ratio
 from routed.trace.tokens import Tokens, shuffle_within
@@ -82,11 +82,11 @@ def routers(trace: Trace, seed: int = 0) -> tuple[Float[np.ndarray, "L L"], Floa
     return shares, chance
 
 
-def router_alone(traces: Sequence[Trace], layer: int) -> float:
+def router_alone(traces: Sequence[Trace], layer: int, k: int) -> float:
     """Returns the share of experts that differ between two traces' routers, both on the second trace's features.
 
-    It is the change of the router without the change of its features. NaN if the traces have no features of the same
-    tokens.
+    Routers take `k` experts. It is the change of the router without the change of its features. NaN if the traces have
+    no features of the same tokens.
     """
     before, after = traces
     if not (before.has_features and after.has_features):
@@ -95,7 +95,7 @@ def router_alone(traces: Sequence[Trace], layer: int) -> float:
     other_tokens, values, kernel, offset = features.load(after.folder, layer)
     if not np.array_equal(tokens, other_tokens) or old_kernel.shape != kernel.shape:
         return float("nan")
-    old, new = top(values @ old_kernel + old_offset, after.k)[0], top(values @ kernel + offset, after.k)[0]
+    old, new = top(values @ old_kernel + old_offset, k)[0], top(values @ kernel + offset, k)[0]
     return 1 - float(common(old, new).sum() / old.size)
 
 
@@ -245,7 +245,7 @@ def _between(before: Trace, after: Trace, layer: int, tokens: Tokens, weights: n
     return number._asdict() | {
         "alike": pairs_per_expert * matched(table)[0],
         "alike_chance": pairs_per_expert * by_chance(table),
-        "router_alone": router_alone((before, after), layer),
+        "router_alone": router_alone((before, after), layer, mean_k(sums["assigned"], after.tokens)),
     }
 
 

@@ -22,7 +22,6 @@ from routed.trace.surgery_results import (
     NOISE,
     REGRET_ROUTERS,
     findings,
-    groups_of,
     kept_share,
     measured,
     nats,
@@ -30,6 +29,7 @@ from routed.trace.surgery_results import (
     table,
     unsaid,
 )
+from routed.trace.tokens import groups_of
 
 #: Looks of routers as they are put in, after repair, and of noise.
 PLAIN = Series("as it is put in")

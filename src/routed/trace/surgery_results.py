@@ -13,7 +13,7 @@ from routed.trace.kinds import CHOICES, EVERY, SHARES, SUBSETS, TRAINED, name_of
 from routed.trace.numbers import bootstrap_weights, ratio
 from routed.trace.regret import SHARPENED
 from routed.trace.surgery_jobs import ALL, SurgeryResult
-from routed.trace.tokens import GROUPS
+from routed.trace.tokens import groups_of
 
 #: The replacement that ignores the token: its loss is the worth of the trained router.
 NOISE = "noise"
@@ -30,11 +30,6 @@ REGRET_ROUTERS = {
     "hash": "hash of the token id",
     "random": "a random choice",
 }
-
-
-def groups_of(rows: int) -> int:
-    """Returns the number of groups of neighbouring rows, which are alike: the bootstrap draws groups."""
-    return min(GROUPS, rows)
 
 
 def table(result: SurgeryResult) -> pd.DataFrame:

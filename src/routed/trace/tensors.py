@@ -50,7 +50,7 @@ def read_hf(path: str | os.PathLike, k: int) -> dict[str, Any]:
             f"{file}: layers have shapes {shapes}: must be [tokens, experts], or [batch, positions, experts]"
         )
     for name, array in scores.items():
-        if array.min() >= 0 and np.allclose(array.sum(1, dtype=np.float64), 1, atol=0.02):
+        if array.size and array.min() >= 0 and np.allclose(array.sum(1, dtype=np.float64), 1, atol=0.02):
             versions = "transformers 5.0 to 5.5 return probabilities as router_logits"
             raise UserError(f"{file}: rows of layer {name} sum to 1: give logits ({versions}; a newer one does not)")
     arguments: dict[str, Any] = {"k": k, "layers": list(scores), "source": file.name}
@@ -147,7 +147,7 @@ def _plain(array: np.ndarray) -> Any:
 
 
 def export(trace: Trace, path: str | os.PathLike) -> None:
-    """Writes a trace into a NumPy archive that `read_npz` reads: all but features, whole in memory."""
+    """Writes a trace into a NumPy archive that `read_npz` reads: all but features and words, whole in memory."""
     file = files.folder(path)
     if file.suffix != ".npz":
         refuse(f"{file}: the name of a NumPy archive ends in .npz")

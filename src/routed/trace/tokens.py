@@ -12,6 +12,13 @@ from routed.trace.format import Trace, label_names, token_column
 
 #: Groups of whole sequences that the bootstrap draws; with fewer sequences each group is one sequence.
 GROUPS = 128
+
+
+def groups_of(rows: int) -> int:
+    """Returns the number of groups of neighbouring rows, which are alike: the bootstrap draws groups."""
+    return min(GROUPS, rows)
+
+
 #: Shuffles whose mean is a value by chance; above MANY tokens one shuffle, since its noise is negligible.
 SHUFFLES, MANY = 4, 1 << 20
 #: Tokens, in whole sequences, on which information given the token id is measured: rare ids need a table of pairs.

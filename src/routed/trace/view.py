@@ -155,7 +155,8 @@ def _arrays(trace: Trace, where: np.ndarray, columns: Sequence[str], shown: int,
         first = np.argsort(rank, axis=1, kind="stable")[:, :shown]
         experts.append(np.take_along_axis(expert, first, 1))
         for name, array in values_of.items():
-            values[name].append(np.take_along_axis(array, first, 1).astype(float))
+            shown_here = np.take_along_axis(np.where(expert >= 0, array, 0), first, 1)  # -1 may have any weight
+            values[name].append(shown_here.astype(float))
     data: dict[str, Any] = {"expert": _base64((np.stack(experts) + 1).astype(f"<u{wide}"))}
     for name, by_layer in values.items():
         ends = [(float(np.nanmin(array)), float(np.nanmax(array))) for array in by_layer]

@@ -61,6 +61,7 @@ def write(
     """
     given = {"scores": scores, "experts": experts, "weights": weights, "kept": kept}
     choices = choices_of(given, k, num_experts, keep_scores)
+    layers = [] if layers is None else [*layers]
     if layers and len(layers) != choices.layers:
         refuse(f"layers names {len(layers)} layers, the arrays have {choices.layers}")
     by_token = {"token_ids": token_ids, "sequence": sequence, "position": position}
