@@ -148,8 +148,7 @@ def samples_sweep(config: ConfigDict) -> tuple[Point, ...]:
     """Loss against samples; arms that cost more than they tell run at the largest size only."""
     *smaller, largest = SAMPLES[config.scale]
     return chain(
-        product(data__samples=smaller, arms=(CONTROLS,)),
-        product(data__samples=(largest,), arms=(all_arms(config),)),
+        product(data__samples=smaller, arms=(CONTROLS,)), product(data__samples=(largest,), arms=(all_arms(config),))
     )
 
 

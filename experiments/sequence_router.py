@@ -171,10 +171,7 @@ TABLES = Figure(
 
 def quadratic_sweep(config: ConfigDict) -> tuple[Point, ...]:
     """Linear experts, and MLPs of 2 layers with fewer arms."""
-    return chain(
-        product(experts__depth=(1,)),
-        product(experts__depth=(2,), arms=((*PAIR, "oracle", "dense_total"),)),
-    )
+    return chain(product(experts__depth=(1,)), product(experts__depth=(2,), arms=((*PAIR, "oracle", "dense_total"),)))
 
 
 def quadratic_claims(config: ConfigDict) -> tuple[Claim, ...]:

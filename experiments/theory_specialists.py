@@ -145,10 +145,7 @@ def draw_success(config: ConfigDict) -> tuple[dict, ...]:
         "x": "experts.count",
         "predicted": predicted,
     }
-    return (
-        success | {"name": "success", "arm": "learned"},
-        success | {"name": "success_frozen", "arm": "frozen_data"},
-    )
+    return (success | {"name": "success", "arm": "learned"}, success | {"name": "success_frozen", "arm": "frozen_data"})
 
 
 HEADLINE = Figure(

@@ -57,14 +57,7 @@ import routed.papers.ours  # noqa: F401 (parts of our own questions)
 from routed.analysis import digits, statistics
 from routed.analysis.claims import KINDS, LEARNED, Claim, Reading, Side, Stakes, TwoSides, Writer, comparability
 from routed.analysis.claims.preconditions import obstacle
-from routed.analysis.claims.rules import (
-    ONE_SEED,
-    UNKNOWN_TAIL,
-    effect_text,
-    inconclusive,
-    verdict_of,
-    verdict_within,
-)
+from routed.analysis.claims.rules import ONE_SEED, UNKNOWN_TAIL, effect_text, inconclusive, verdict_of, verdict_within
 from routed.analysis.paired_values import Rows, ends
 from routed.analysis.plots import PLOTS, Axis, Chart, Data, Panel, Plot, Series
 from routed.analysis.plots import Point as Mark

@@ -112,12 +112,7 @@ def test_any_damage_to_a_checkpoint_is_noticed(tmp_path):
             assert checkpoint.latest(root)[1]["step"] == 1, (name, damage)
             shutil.rmtree(root)
     meta = tmp_path / "root" / "000000002" / "meta.json"
-    for text in (
-        meta.read_text().replace('"step": 2', '"step": 1'),
-        meta.read_text().replace('"a"', '"c"'),
-        "[]",
-        "3",
-    ):
+    for text in (meta.read_text().replace('"step": 2', '"step": 1'), meta.read_text().replace('"a"', '"c"'), "[]", "3"):
         meta.write_text(text)
         assert checkpoint.latest(tmp_path / "root")[1]["step"] == 1 and "000000001" in str(
             checkpoint.latest(tmp_path / "root")[0]

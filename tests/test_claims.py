@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from routed.analysis import diagnosis, page, verdicts
-from routed.analysis.claims import KINDS, OneSide, Writer
+from routed.analysis.claims import FROZEN, KINDS, LEARNED, Measured, OneSide, Writer
+from routed.analysis.claims.preconditions import Precondition
 from routed.analysis.verdicts import judge, to_json, unanswered
 from routed.contracts import UserError
 from routed.plan import experiment
@@ -178,6 +179,11 @@ def test_a_claim_against_the_fairest_is_one_against_every_control():
         ({"unit": "percent"}, "unit='percent': use one of ratio, difference, probability"),
         ({"at": {"data.sample": 64}}, "no setting 'data.sample' .did you mean 'data.samples'"),
         ({"higher": "frozen_kmean"}, "no arm 'frozen_kmean' .did you mean 'frozen_kmeans'"),
+        ({"over": ("data.smples",)}, "no setting 'data.smples' .did you mean 'data.samples'"),
+        ({"needs": (Precondition("orcale_cluster", "learned", 1.0, "test/loss"),)}, "no arm 'orcale_cluster'"),
+        ({"higher": {"data.samples": 64}}, "the side .* has no arm"),
+        ({"lower": "fairest", "higher": "learned"}, "the fairest control is the best of several"),
+        ({"metric": "test/accuracy", "higher": "fairest"}, "the fairest control is the best of several"),
         ({"kind": "null", "higher": "fairest"}, "only claims of kind order or prediction know the fairest control"),
     ],
 )
@@ -189,6 +195,21 @@ def test_a_claim_that_nothing_can_judge_is_refused_before_training(changes, told
     with pytest.raises(UserError, match=f"claim x: .*{told}"):
         check(**changes)
     check()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda write: write.number("x", "s", "about .3", uninformed=1.0), "needs the paper's number"),
+        (lambda write: write.number("x", "s", Measured(0.3, 0.1, 1)), "a standard deviation needs 2 runs"),
+        (lambda write: write.share("x", "s", "p", LEARNED, {"value": 0.5}, FROZEN), "the side .* has no arm"),
+        (lambda write: None, "claims of the figure must return a tuple"),
+    ],
+)
+def test_a_claim_that_would_end_in_an_error_is_refused_before_training(make, told):
+    write = Writer("gaps_filled", at={"data.samples": 64})
+    with pytest.raises(UserError, match=told):
+        page.check(SimpleNamespace(claims=lambda config: (make(write),), plots=lambda config: ()), base())
 
 
 def test_a_control_that_did_not_control_is_no_fair_control():

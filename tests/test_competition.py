@@ -330,8 +330,7 @@ ELECTIONS: dict[str, dict] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("election", "training"),
-    [*((name, True) for name in ELECTIONS), *((name, False) for name in EVALUATED)],
+    ("election", "training"), [*((name, True) for name in ELECTIONS), *((name, False) for name in EVALUATED)]
 )
 def test_winners_computed_alone_are_those_of_all_at_once(election, training):
     """Output, choices, norms, the router's loss and every gradient: dispatch dense is the oracle."""

@@ -176,14 +176,8 @@ def test_points_written_differently_share_their_sources(small):
         ({"selection.name": "sinkhorn", "selection.balance_rate": 0.1}, "selection.name='sinkhorn' takes no bias"),
         ({"selection.group_size": 3}, "selection.group_size=3: must divide batch_size=8"),
         ({"selection.capacity_factor": -1.0}, "selection.capacity_factor=-1.0: must be at least 0"),
-        (
-            {"selection.eval.name": "expert_choice"},
-            "by its neighbours; must be one of soft, top_k, sigmoid",
-        ),
-        (
-            {"router.name": "hash_id"},
-            "needs token_id, which data.name='gmm' does not have; use one of linear, mlp",
-        ),
+        ({"selection.eval.name": "expert_choice"}, "by its neighbours; must be one of soft, top_k, sigmoid"),
+        ({"router.name": "hash_id"}, "needs token_id, which data.name='gmm' does not have; use one of linear, mlp"),
         ({"router.name": "conv", "router.window": 2}, "router.window=2: must divide the 3 positions"),
         ({"selection.name": "sigmoid"}, "the router gets no gradient, an accidental frozen router"),
         ({"experts.activation": "swish"}, "experts.activation='swish': must be one of relu, gelu"),
@@ -256,7 +250,7 @@ def test_a_point_that_an_arm_does_not_read_is_the_same_run(small):
     [
         (("data.radius",), (), "data.radius: nothing in this plan reads it, .* it is read by data.name=two_gaussians"),
         ((), ({"data.radius": 0.3}, {"data.radius": 0.5}), "data.radius: nothing in this plan reads it"),
-        (("stop.floor",), (), "stop.floor: nothing .*, where stop.rise > 0"),
+        (("stop.floor",), (), "stop.floor: nothing .* read where stop.rise > 0"),
         (("selection.capacity_rule",), (), "where a capacity factor is above 0"),
         (("transformer.dim",), (), "transformer.dim: nothing .* model=moe .encoder_decoder"),
     ],

@@ -13,7 +13,9 @@ import pytest
 
 from routed.analysis import controls, diagnosis, page
 from routed.contracts import UserError
+from routed.engine import execution
 from routed.engine.results import described
+from routed.plan import arms
 from routed.plan.config import canonical, problem_of, traced
 from routed.plan.runs import left_out, plan_runs
 from routed.routers import ROUTERS, Router
@@ -85,6 +87,18 @@ def test_a_router_of_any_form_is_made_as_sharp_as_the_learned_one(small, tmp_pat
     assert (np.abs(last(table, "frozen", "router/entropy_token_train") - asked) > 0.1).all()
     assert np.isnan(last(table, "learned", "router/entropy_target")).all()
     assert not controls.failed(table[table.step == 20], "test/loss")
+
+
+def test_an_arm_that_matches_what_is_not_there_is_refused(small, monkeypatch, tmp_path):
+    monkeypatch.setitem(arms.ARMS, "lost", arms.Arm({}, "lost", "#000000", match=arms.Match("a", "lerned", "b")))
+    with pytest.raises(UserError, match=r"an arm needs the unknown arm 'lerned' \(did you mean 'learned'"):
+        plan_runs(override(small, {"arms": ("lost",)}), ({},))
+    runs = {
+        run.arm: run for run in plan_runs(override(small, {"arms": ("learned", "frozen_sharp"), "seeds": 1}), ({},))
+    }
+    rows = {runs["learned"].key: {"router/entropy_token": 1.0}}
+    with pytest.raises(UserError, match="matches router/entropy_token_train, which no run has"):
+        execution.traced_of(runs["frozen_sharp"], rows, [runs["learned"]])
 
 
 def test_an_arm_without_effect_is_left_out_or_refused_if_it_was_named(small, monkeypatch):

@@ -270,8 +270,7 @@ class Factored(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("expert", "products"),
-    [(Mlp(8, 2, 8), 6), (Mlp(8, 3, 8), 9), (Ffn(8, 8, gated=True), 9), (Factored(), 8)],
+    ("expert", "products"), [(Mlp(8, 2, 8), 6), (Mlp(8, 3, 8), 9), (Ffn(8, 8, gated=True), 9), (Factored(), 8)]
 )
 def test_no_product_of_a_block_is_computed_twice(expert, products):
     """Blocks of 8 rows by weights of 8 x 8: each product has one forward and two back, and is that of its expert.

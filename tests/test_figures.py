@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import answer, arms, page, plots, points, statistics
+from routed.analysis import answer, arms, changed, page, plots, points, statistics
 from routed.analysis.claims import FAIREST, FROZEN, LEARNED, Writer
 from routed.analysis.paired_values import Rows
 from routed.analysis.plots import automatic_figures, curves, frame, layers, panels, pictures, scales, swept
@@ -85,6 +85,10 @@ def test_a_swept_key_that_no_figure_shows_gets_its_figures():
             for name in ("../escape", "/abs", "", "a\0", "\ud800", "a" * 81)
         ),
         (
+            {"kind": "multiples", "name": "f", "of": TRAINING, "over": "steps", "values": (1,)},
+            "figure f: the figure in 'of' must have one of the kinds curves, gap, paired",
+        ),
+        (
             {"kind": "curves", "name": "f", "x": "steps", "metrics": (), "arm": ()},
             "has no key 'arm' (did you mean 'arms'?)",
         ),
@@ -97,6 +101,29 @@ def test_a_figure_that_cannot_be_drawn_is_refused(spec, words):
     assert words in str(error.value)
     if "key" in words:
         assert str(error.value).endswith(f"keys of this kind: {', '.join(plots.PLOTS[spec['kind']].keys)}")
+
+
+def test_a_figure_of_what_was_not_swept_is_none_and_the_page_goes_on():
+    """Each was an error after all training; pairs without `words` name the values of `by`."""
+    unswept = (
+        {"kind": "against", "x": "data.samples"},
+        {"kind": "forest"},
+        {"kind": "paired", "metric": "test/los"},
+        {"kind": "multiples", "of": LOSS, "over": "steps", "values": (1, 2)},
+    )
+    specs = [spec | {"name": f"f{i}"} for i, spec in enumerate(unswept)]
+    pairs = {"kind": "paired", "name": "pairs", "metric": "test/loss", "by": "experts.count", "x": "data.samples"}
+    assert set(drawn({}, (*specs, LOSS))) <= {"loss"}
+    (panel,) = drawn(specs=(pairs,))["pairs"].drawn.panels
+    assert any(row["series"].endswith(", experts.count = 8") for row in charts.rows(panel))
+
+
+def test_the_protocol_of_a_forest_is_the_base_config():
+    """4 experts came first as the least of three values, each with as many points."""
+    rows = table({"experts.count": (4, 16, 64)}, LEVELS)
+    drawing = data(rows, ("experts.count",), ("experts.count",))
+    chart = plots.draw({"kind": "forest", "name": "f"}, drawing)
+    assert chart.panels[0].y.ticks[0.0] == "the protocol" and chart.panels[0].y.ticks[1.0] == "experts = 4"
 
 
 def test_two_figures_of_one_name_are_refused():
@@ -587,7 +614,9 @@ def test_lines_of_a_number_under_changed_settings_reproduce_nothing():
     claims, config = (number("n", "the loss", 0.5, uninformed=9.0),), override(base(), {"gate.horizon": 1.0})
 
     def lines(changes):
-        return points.add([{}], claims, table(SWEPT), config, list(SWEPT), ["data.samples"], changes)[0]["points"]
+        first = page.verdicts.judge(claims, table(SWEPT), config, list(SWEPT))
+        filed = [changed.filed(record, changes) for record in first]
+        return points.add(filed, claims, table(SWEPT), config, list(SWEPT), ["data.samples"], changes)[0]["points"]
 
     assert {line["verdict"] for line in lines(["steps=9"])} == {"not comparable"}
     assert "not comparable" not in {line["verdict"] for line in lines([])}
@@ -598,7 +627,9 @@ def test_runs_that_a_claim_reads_at_several_values_count_once():
     rows = table({"data.samples": (512, 8192)}, LEVELS)
     rows = pd.concat([rows.assign(**{"router.init_scale": value}) for value in (0.5, 0.9, 0.99)])
     claims, axes = CLAIMS[:1], ["data.samples", "router.init_scale"]
-    (record,) = points.add([{}], claims, rows, override(base(), {"gate.horizon": 1.0}), axes, ["data.samples"])
+    config = override(base(), {"gate.horizon": 1.0})
+    first = page.verdicts.judge(claims, rows, config, axes)
+    (record,) = points.add(first, claims, rows, config, axes, ["data.samples"])
     assert [line["point"] for line in record["points"]] == [{"data.samples": 512}, {"data.samples": 8192}]
     values = rows["router.init_scale"].map(str)
     rows["run"] = rows.run.where(rows.arm != "frozen_data", rows.run + values)  # one control reads it
@@ -633,6 +664,16 @@ def test_every_claim_has_a_line_for_each_point():
     assert [lines[8192, e]["ours"] for e in (4, 8, 16)] == pytest.approx([4, 2, 1])
     assert [lines[8192, e]["verdict"] for e in (4, 8, 16)] == ["exact", "exact", "inconclusive"]  # seeds are equal
     assert {line["n"] for line in lines.values()} == {4}
+
+
+def test_the_line_of_a_claims_own_point_is_its_verdict():
+    """p = .03 alone and .06 among two claims: at its own point the line says what the claim says."""
+    claims, config, axes = CLAIMS[:1], override(base(), {"gate.horizon": 1.0}), {"data.samples": (512, 8192)}
+    record = page.verdicts.judge(claims, table(axes), config, list(axes))[0] | {"verdict": "inconclusive"}
+    (made,) = points.add([record], claims, table(axes), config, list(axes), [])
+    assert [(*line["point"].values(), line["verdict"]) for line in made["points"]] == [
+        (512, "exact"), (8192, "inconclusive")
+    ]  # fmt: skip
 
 
 def test_the_terminal_says_of_which_point_a_line_is_and_counts_the_others():

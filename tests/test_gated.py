@@ -137,6 +137,19 @@ def test_what_is_said_of_a_power(paper, verdict):
     assert record["verdict"] == verdict and "power -0.5" in record["text"] and "0 left out" in record["text"]
 
 
+def test_a_power_without_the_runs_of_a_number_is_not_judged():
+    heights = power_table(-0.5)
+    parts = [table_of({"learned": [*heights[n]]}).assign(**{"data.samples": int(n)}) for n in heights]
+    long = pd.concat([one.assign(run=one.run + str(i)) for i, one in enumerate(parts)], ignore_index=True)
+    first = int(heights.columns[0])
+    slope = tuple((n, {"data.samples": int(n)}, {}) for n in heights)
+    claim = Writer("same").power("a", "b", -0.5, LEARNED, slope)
+    config = override(base(), {"seeds": len(heights)})
+    lost = long.assign(status=long.status.where(long["data.samples"] != first, "diverged"))
+    for rows, verdict in ((lost, "not judged"), (long[long["data.samples"] != first], "not run")):
+        assert verdicts.judge((claim,), rows, config, ["data.samples"])[0]["verdict"] == verdict
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(UserError, match=r"model='moe'|loss='squared'"):
         validate(override(base(), SETTINGS | {"loss": "squared"}))

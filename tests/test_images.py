@@ -221,10 +221,7 @@ def prepare(folder):
         __module__ = "tiny"  # of no package, else TFDS wants importlib_resources, which it does not install
 
         def _info(self):
-            features = {
-                "image": tfds.features.Image(shape=(4, 4, 3)),
-                "label": tfds.features.ClassLabel(num_classes=3),
-            }
+            features = {"image": tfds.features.Image(shape=(4, 4, 3)), "label": tfds.features.ClassLabel(num_classes=3)}
             return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
         def _split_generators(self, dl_manager):

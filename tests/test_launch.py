@@ -649,10 +649,7 @@ def test_tpu_watch_makes_a_preempted_vm_again_and_runs_the_same_command(fakes):
     fakes.write("codes", 1, 0)
     done = fakes.run("tpu_vm.sh", "all", *MANY)
     assert done.returncode == 0
-    assert done.stderr.splitlines() == [
-        "moe is WAITING_FOR_RESOURCES",
-        "moe was preempted: making it again",
-    ]
+    assert done.stderr.splitlines() == ["moe is WAITING_FOR_RESOURCES", "moe was preempted: making it again"]
     commands = fakes.record("gcloud")
     assert names(commands, many(fakes)) == [
         "describe", "create", "describe", "describe", "copy", "install", "start",

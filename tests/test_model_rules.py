@@ -196,31 +196,18 @@ def test_weights_may_scale_the_input(dispatch):
         "rule": SelectionRule("sigmoid", k=1),
         "dispatch": dispatch,
     }
-    moe, outside = MoE(**experts, weigh_inputs=True), MoE(**experts)
+    moe, outside = MoE(**experts | {"rule": SelectionRule("sigmoid_input", k=1)}), MoE(**experts)
     params = nn.meta.unbox(moe.init(jax.random.key(1), X))["params"]
     np.testing.assert_allclose(moe.apply({"params": params}, X)[0], outside.apply({"params": params}, X)[0], atol=1e-6)
     params["experts"]["bias"] = jnp.ones((4, 3))
     y, routing = outside.apply({"params": params}, X)
     np.testing.assert_allclose(moe.apply({"params": params}, X)[0], y - routing.weight[:, None] + 1, atol=1e-6)
     with pytest.raises(ValueError, match="6 tokens have 12"):
-        MoE(**experts | {"rule": SelectionRule("sigmoid", k=2)}, weigh_inputs=True).apply({"params": params}, X)
-    # 8 tokens, 4 experts of 2 places: as many weights as tokens, and they are not the tokens'.
-    with pytest.raises(ValueError, match="with selection 'expert_choice' experts choose"):
-        MoE(**experts | {"rule": SelectionRule("expert_choice")}, weigh_inputs=True).apply(
-            {"params": params}, jnp.ones((8, 4))
-        )
+        MoE(**experts | {"rule": SelectionRule("sigmoid_input", k=2)}).apply({"params": params}, X)
 
 
 def test_llama_4s_rule_is_a_selection():
-    """The selection equals `weigh_inputs` with sigmoid.
-
-    Tokens of several experts are refused, and evaluations by another rule.
-    """
-    experts = {"router": ProductRouter(4, Flat()), "expert": Mlp(4, 2, 5), "num_experts": 4, "dispatch": "dense"}
-    known = MoE(**experts, rule=SelectionRule("sigmoid", k=1), weigh_inputs=True)
-    params = nn.meta.unbox(known.init(jax.random.key(1), X))["params"]
-    found = MoE(**experts, rule=SelectionRule("sigmoid_input", k=1)).apply({"params": params}, X)[0]
-    np.testing.assert_array_equal(found, known.apply({"params": params}, X)[0])
+    """Tokens of several experts are refused, and evaluations by another rule."""
     asked = {"selection.name": "sigmoid_input", "selection.eval.name": "sigmoid_input"}
     check = selection.SELECTIONS["sigmoid_input"].check
     check(override(base(), asked))

@@ -138,7 +138,7 @@ SMALLEST = {
     "gmm": {"CASES": {"constant": ({"experts.name": "constant", "batch_size": 8}, 2, "")}, "RUNS": (1,)},
     "dispatch": {
         "SMALL": dispatch.SMALL | {"tokens": 64, "dim": 8, "hidden": 8, "experts": 4},
-        "CPU_CASES": {"base": ({}, ("slots", "dense_ffn"))}, "TIMES": 1, "SEED_TIMES": 1, "SEEDS": 2,
+        "CASES": {"base": ({}, ("slots", "dense_ffn"))}, "TIMES": 1, "SEED_TIMES": 1, "SEEDS": 2,
     },
     "t5": {"SHAPES": {"small": t5.Shape(scaling.SMALL | t5.TOP_K, 4, (("dense", 4, 2), ("sparse", 4, 2)))}},
     "lm": {"SHAPES": {"least": lm._shape(8, 2, 8, 4, 30)}, "KINDS": {"smoe": lm.KINDS["smoe"]}, "SHARED": ()},

@@ -158,13 +158,17 @@ def test_shards_of_one_config_are_merged_and_others_stand_beside(finished, tmp_p
 
 
 def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
-    """`report runs/*` meets workdirs, one without finished runs, and the page of last time, which is no folder."""
+    """`report runs/*` meets workdirs, two without finished runs, a refused command's, and the page of last time."""
     config, path, _, _ = finished
     runs = tmp_path / "runs"
     for name in ("b", "a"):
         shutil.copytree(path, runs / name)
-    (runs / "begun").mkdir()
-    for name, changes in (("b", {"batch_size": 9}), ("begun", {"steps": 999})):  # no shards of each other
+    for name in ("begun", "tuning", "refused"):
+        (runs / name).mkdir()
+    (runs / "refused" / "routed.log").write_text("of a command that was refused")
+    tables.merge(runs / "tuning", results.read_table(path).assign(status="tuning"))
+    other = {"b": {"batch_size": 9}, "begun": {"steps": 999}, "tuning": {"steps": 998}}  # no shards of each other
+    for name, changes in other.items():
         shutil.copy(path / "config.json", runs / name)
         describe(runs / name, lambda content, changes=changes: content["config"].update(changes))
     (runs / "report.html").write_text("the last one")
@@ -174,8 +178,13 @@ def test_overview_of_several_workdirs(finished, tmp_path, monkeypatch):
     overview = text.split("Every claim")[1].split("<h1 id=")[0]
     assert re.findall('href="#(.*?)"', overview) == ["a", "b"] and overview.count("<code>x.order</code>") == 2
     assert '<h1 id="a">' in text and '<h1 id="b">' in text and "begun" not in text
-    with pytest.raises(UserError, match="none of these folders has finished runs"):
-        reported(runs / "begun")
+    for name in ("begun", "tuning"):
+        with pytest.raises(UserError, match="none of these folders has finished runs"):
+            reported(runs / name)
+    with pytest.raises(UserError, match="--findings writes nothing: leave out --out"):
+        reported(runs / "a", "--findings", f"--out={tmp_path}/x.html")
+    with pytest.raises(UserError, match="--docs writes result pages, --out one page"):
+        reported(runs / "a", "--docs=docs", f"--out={tmp_path}/x.html")
 
 
 def test_a_report_of_one_workdir_makes_its_files_again(finished, tmp_path, monkeypatch):

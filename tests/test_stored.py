@@ -63,9 +63,9 @@ def test_code_that_a_folder_names_is_not_run(tmp_path, capsys, caplog):
         try:
             reported(evil.parent, *options)
         except UserError as error:
-            assert options and f"routed report {evil.parent} --experiment={evil}" in str(error)
+            assert options and f"to run it, add --experiment={evil}" in str(error)
     assert "work" in capsys.readouterr().out
-    text = f"stored, as the code that it names is not run unasked; to run it: routed report {evil.parent}"
+    text = f"stored, as the code that it names is not run unasked; to run it, add --experiment={evil}"
     assert text in caplog.text
     shutil.copytree(KEPT, tmp_path / "docs" / "data" / "kept")
     (tmp_path / "docs" / "data" / "kept" / "config.json").write_text(json.dumps(described))

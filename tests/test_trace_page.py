@@ -13,7 +13,7 @@ from routed import trace
 from routed.contracts import UserError
 from routed.tasks.text import tokenizers
 from routed.trace import __main__ as command
-from routed.trace import analysis, evidence, findings, report, tokens, view, words
+from routed.trace import analysis, evidence, findings, tokens, view, words
 
 ROWS, LENGTH, EXPERTS, IDS = 40, 48, 8, 30
 SEQUENCE, POSITION = np.repeat(np.arange(ROWS), LENGTH), np.tile(np.arange(LENGTH), ROWS)
@@ -311,11 +311,3 @@ def test_swapped_axes_are_refused_before_a_layer_is_written(shape, message, tmp_
     with pytest.raises(UserError, match=message):
         routed.analyse(np.broadcast_to(np.float32(0), shape), k=2, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
-
-
-def test_common_names_stand_beside_ours(tmp_path):
-    routed.analyse(experts=planted("token", k=2), num_experts=EXPERTS, out=tmp_path)
-    page = (tmp_path / "report.html").read_text("utf-8")
-    assert "MaxVio = load_max − 1" in page and "co-activation" in page
-    rows = {row["number"]: row["common"] for row in report.summarise(said(tmp_path, planted("token", k=2)).table)}
-    assert rows["mi.position"] == "" and rows["mi.language"].startswith("domain specialization")

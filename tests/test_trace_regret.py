@@ -96,7 +96,7 @@ def test_the_table_of_regret():
     # Draws take the groups [0, 0], [0, 1], [1, 0] or [1, 1], whose means are 1/2, 1 and 3/2.
     assert table.low["as_is"] == pytest.approx(0.5) and table.high["as_is"] == pytest.approx(1.5)
     values = surgery_results.regret_summary(surgery_results.regret_table(result()))
-    assert values["most"].layer == "a" and values["layers"] == 1
+    assert values["most"].layer == "a" and values["rows"]["hash"].regret == pytest.approx(8 / 3)
     assert surgery_results.regret_summary(surgery_results.regret_table(result()._replace(regret={}))) is None
 
 

@@ -50,6 +50,10 @@ FINDINGS = flags.DEFINE_bool("findings", False, "Print the answers and verdicts 
 def main(argv: list[str]) -> None:
     """Writes the page of one workdir or of several, or the result pages of --docs; or prints findings."""
     stored.ACCEPTS_EDITS.set(ACCEPT_EDITS.value)
+    if FINDINGS.value and (OUT.value or DOCS.value or REJUDGE.value or STORE.value):
+        raise UserError("--findings writes nothing: leave out --out, --docs, --rejudge and --store")
+    if DOCS.value and OUT.value:
+        raise UserError("--docs writes result pages, --out one page of workdirs: give one of them")
     if FINDINGS.value:
         return _print_findings(argv[1:])
     # Here, since --help needs no pandas, which takes seconds to load.
@@ -99,6 +103,8 @@ def _workdirs(names: list[str]) -> list[pathlib.Path]:
     """The folders among the arguments, without score cards; runs/* also matches the page of an earlier command."""
     folders = [path for name in names if not (path := files.folder(name)).is_file()]
     folders = [path for path in folders if not _is_card(path, is_only=len(folders) == 1)]
+    begun = [path for path in folders if len(folders) > 1 and _is_unused(path)]
+    folders = [path for path in folders if path not in begun]
     return [path if path.name not in ("", "..") else path.resolve() for path in folders]  # a page needs a name
 
 
@@ -111,9 +117,9 @@ def _make_parts(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
     for group in groups:
         if group not in judged:
             if DOCS.value or len(group) > 1:
-                raise UserError(f"{group[0]} is not judged, as {workdirs.anew(*group)}")
+                raise UserError(f"{group[0]} is not judged, as {workdirs.anew(group[0])}")
             files.tell(f"{answer.findings(group)}\n")
-            log.warning("%s: these verdicts are stored, as %s", group[0], workdirs.anew(*group))
+            log.warning("%s: these verdicts are stored, as %s", group[0], workdirs.anew(group[0]))
         elif (part := _judged(group)) is None:
             log.warning("%s has no finished runs yet: left out", group[0])
         else:
@@ -136,12 +142,20 @@ def _judged(group: list[pathlib.Path]) -> dict[str, Any] | None:
     with stored.fitting(f"{group[0] / 'config.json'} or its results", "restore them, or run it again", ours):
         module, config = experiment_of(group[0], EXPERIMENT.value)
         table = joined_table(group, problem_of(config).loss)
-        if not len(table):
+        if not len(table) or (table.status == "tuning").all():
             return None
         part = make_part(group, module, config, table)
         if DOCS.value:
             committed.keep(part, group, table, pathlib.Path(DOCS.value), EXPERIMENT.value)
     return part
+
+
+def _is_unused(folder: pathlib.Path) -> bool:
+    """True for a folder with nothing but the log of a command that was refused, or that has only begun."""
+    unused = folder.is_dir() and {path.name for path in folder.iterdir()} <= {".lock", "routed.log"}
+    if unused:
+        log.warning("%s holds no results: left out", folder)
+    return unused
 
 
 def _is_card(folder: pathlib.Path, is_only: bool) -> bool:

@@ -195,7 +195,7 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
     Raises:
       UserError: there are none, or the file is damaged.
     """
-    path, mend = folder / "claims.json", f"restore it, or write it again with routed report {folder}"
+    path, mend = folder / "claims.json", f"restore it, or write it again: routed report {folder} [--experiment=FILE]"
     if not path.is_file():
         raise UserError(f"{folder} has no claims.json: name a finished workdir, or {mend}")
     return stored.read(path, CLAIMS, mend, stored.read_table(path, mend))

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 
 from routed.analysis import answer, arms, controls, diagnosis, digits, findings, plots, points, verdicts
 from routed.analysis.answer import as_text
+from routed.analysis.claims import Claim
 from routed.analysis.plots import interactive
 from routed.analysis.plots.automatic_figures import Drawn, draw_all
 from routed.analysis.plots.histories import as_json, histories
@@ -103,11 +104,15 @@ def check(asked: Any, config: ConfigDict) -> None:
     Raises:
       UserError: an unknown kind of either, or a claim of unknown names.
     """
-    for claim in asked.claims(config):
+    claims, specs = asked.claims(config), asked.plots(config)
+    for name, values, kind in (("claims", claims, Claim), ("plots", specs, Mapping)):
+        if not isinstance(values, tuple | list) or not all(isinstance(value, kind) for value in values):
+            raise UserError(f"{name} of the figure must return a tuple: (a,) with a comma for a single one")
+    for claim in claims:
         verdicts.check(claim)
-        verdicts.check_names(claim)
+        verdicts.check_parts(claim, config)
     names = set[str]()
-    for spec in asked.plots(config):
+    for spec in specs:
         plots.check(spec)
         if spec["name"] in names:
             raise UserError(f"figure {spec['name']}: two figures have this name, of which one would be lost")

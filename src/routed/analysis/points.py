@@ -14,7 +14,7 @@ from routed.analysis.claims import Claim
 from routed.analysis.paired_values import ANY_FAIR
 from routed.analysis.plots.frame import Data
 from routed.analysis.plots.paired import advantage, advantage_label, rivals
-from routed.engine.rows import format_value, plain_value
+from routed.engine.rows import at_base, format_value, plain_value
 from routed.plan.arms import ARMS, fair_arms
 from routed.plan.experiment import Figure
 from routed.plan.points import Point
@@ -41,8 +41,9 @@ def add(
     With `changes` of a figure's settings, lines of a paper's claims are the user's, as the claims are.
 
     A line is {point, ours, interval, n, verdict, text, reason}. A point without runs has no line, and a claim with a
-    single line no list. The claims that are tried at one point are one family, whose p values are adjusted together. Of
-    more than `MOST` points as many are judged, spread evenly over them; `points_there` counts all.
+    single line no list. The line of a claim's own point is its verdict. At another point the claims that are tried
+    there are one family, whose p values are adjusted together. Of more than `MOST` points as many are judged, spread
+    evenly over them; `points_there` counts all.
     """
     counts = [0 for _ in claims]
     lines: list[list[dict[str, Any]]] = [[] for _ in claims]
@@ -51,6 +52,7 @@ def add(
         groups.setdefault(tried(claim, swept, figure_keys, table), []).append(index)
     for keys, members in groups.items():
         points = table.groupby(list(keys), dropna=False) if keys else ()
+        own_points = {index: _own_point(claims[index], keys, table, config) for index in members}
         chosen = {*np.linspace(0, len(points) - 1, min(MOST, len(points))).round().astype(int)}
         for index in members:
             counts[index] = len(points)
@@ -60,13 +62,21 @@ def add(
             point = dict(zip(keys, map(as_python, values), strict=True))
             moved = tuple(claims[i].replace(at={**claims[i].setup.at, **point}, over=()) for i in members)
             for index, judged_there in zip(members, verdicts.judge(moved, rows, config, swept), strict=True):
-                record = changed.filed(judged_there, changes)
+                is_own = point == own_points[index]
+                record = judged[index] if is_own else changed.filed(judged_there, changes)
                 if record["n"]:
                     lines[index].append({"point": point} | {name: record[name] for name in KEPT})
     return [
         record | {"points": of_claim if len(of_claim) > 1 else [], "points_there": count}
         for record, of_claim, count in zip(judged, lines, counts, strict=True)
     ]
+
+
+def _own_point(claim: Claim, keys: Sequence[str], table: pd.DataFrame, config: ConfigDict) -> Point:
+    """Returns the values of swept keys at which the claim itself is judged."""
+    at = {key: plain_value(claim.setup.at[key]) for key in keys if key in claim.setup.at}
+    rest = at_base(table, [key for key in keys if key not in at], flatten(config))
+    return {key: at[key] if key in at else as_python(rest[key].iloc[0]) for key in keys}
 
 
 def tried(claim: Claim, swept: Sequence[str], figure_keys: Collection[str], table: pd.DataFrame) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 
 from routed.analysis import statistics
 from routed.analysis.claims import KINDS, Claim, Point
-from routed.analysis.claims.claim import EFFECTS
+from routed.analysis.claims.claim import EFFECTS, TwoSides
+from routed.analysis.claims.number import Measured
 from routed.analysis.claims.rules import absent, inconclusive
 from routed.analysis.claims.weaknesses import weakened
 from routed.analysis.paired_values import ANY_FAIR, Rows
@@ -91,16 +92,41 @@ def check(claim: Claim) -> None:
         raise UserError(f"claim {claim.id}: only claims of kind {allowed} know the fairest control; name one arm")
 
 
-def check_names(claim: Claim) -> None:
-    """Refuses an unknown unit, and sides of unknown arms or settings (UserError)."""
+def check_parts(claim: Claim, config: ConfigDict) -> None:
+    """Refuses what would end in an error after training.
+
+    Raises:
+      UserError: an unknown unit, arm or setting; a side without an arm; words where the paper's number is needed; the
+        fairest control on the side that should do better.
+    """
+
+    def refuse(reason: str) -> NoReturn:
+        raise UserError(f"claim {claim.id}: {reason}")
+
     if claim.setup.unit not in EFFECTS:
-        raise UserError(f"claim {claim.id}: unit={claim.setup.unit!r}: use one of {', '.join(EFFECTS)}")
+        refuse(f"unit={claim.setup.unit!r}: use one of {', '.join(EFFECTS)}")
+    arms = [arm for need in claim.setup.needs for arm in (need.better, need.worse)]
+    keys = [*claim.setup.over]
     for side, at in claim.reads():
-        for key in (*side, *at):
-            if key not in ("arm", "metric", "value", *declared()):
-                raise UserError(f"claim {claim.id}: there is no setting {key!r}{nearest(key, declared())}")
-        if (arm := side.get("arm", ANY_FAIR)) not in (ANY_FAIR, *ARMS):
-            raise UserError(f"claim {claim.id}: there is no arm {arm!r}{nearest(arm, ARMS)}")
+        keys += [key for key in (*side, *at) if key not in ("arm", "metric", "value")]
+        arms += [side["arm"]] if side.get("arm", ANY_FAIR) != ANY_FAIR else []
+        if "arm" not in side and not ("value" in side and claim.allows_value):
+            refuse(f"the side {dict(side)} has no arm: write {{'arm': 'learned'}}, with settings beside it")
+    for key in keys:
+        if key not in declared():
+            refuse(f"there is no setting {key!r}{nearest(key, declared())}")
+    for arm in arms:
+        if arm not in ARMS:
+            refuse(f"there is no arm {arm!r}{nearest(arm, ARMS)}")
+    if claim.of_number and not isinstance(claim.paper, int | float | Measured):
+        refuse(f"paper={claim.paper!r}: a claim of kind {claim.kind} needs the paper's number")
+    if isinstance(claim.paper, Measured) and claim.paper.n < 2:
+        refuse(f"paper={claim.paper}: a standard deviation needs 2 runs; give the number alone")
+    if isinstance(claim, TwoSides):
+        column = problem_of(config).columns(config).get(claim.setup.metric)
+        better = claim.higher if column is not None and column.higher_is_better else claim.lower
+        if better.get("arm") == ANY_FAIR:
+            refuse("the fairest control is the best of several: let the claim say that another side is better")
 
 
 def unanswered(claims: Iterable[Claim], config: ConfigDict, points: Iterable[Point]) -> list[Claim]:

@@ -149,11 +149,10 @@ def _experiment(folder: pathlib.Path) -> tuple[str, str]:
     return experiment.split(spec)
 
 
-def anew(*group: pathlib.Path) -> str:
-    """Returns the command that judges workdirs with the code of their experiment, and the reason to ask for it."""
-    file = _experiment(group[0])[0]
-    command = shlex.join(["routed", "report", *map(str, group), f"--experiment={file}"])
-    return f"the code that it names is not run unasked; to run it: {command}"
+def anew(folder: pathlib.Path) -> str:
+    """Returns the flag that judges a workdir with the code of its experiment, and the reason to ask for the flag."""
+    flag = shlex.quote(f"--experiment={_experiment(folder)[0]}")
+    return f"the code that it names is not run unasked; to run it, add {flag}"
 
 
 def command_of(spec: str, module: types.ModuleType, config: ConfigDict, table: pd.DataFrame) -> str:

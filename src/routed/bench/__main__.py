@@ -41,9 +41,7 @@ BASELINE = flags.DEFINE_string(
     + "; ".join(f"{name}: {lines.form}" for name, lines in COMPARED.items()),
 )
 ONLY = flags.DEFINE_string(
-    "only",
-    "",
-    "Times only the cases `SHAPE KIND` of lm, parts and t5 that match this regular expression.",
+    "only", "", "Times only the cases `SHAPE KIND` of lm, parts and t5 that match this regular expression."
 )
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Times everything is measured; medians are reported.", lower_bound=1)
 TOPOLOGY = flags.DEFINE_string(

@@ -25,12 +25,11 @@ from routed.system.machine import rates
 from routed.system.platform import platform
 
 SMALL = {"tokens": 4096, "dim": 128, "hidden": 256, "experts": 32, "k": 1, "capacity_factor": 1.25, "load": "random"}
-LARGE = SMALL | {"tokens": 65536, "dim": 2048, "hidden": 8192, "experts": 64, "k": 2}
 DROPLESS: dict[str, Any] = {"capacity_factor": 0.0}
 COLLAPSED = DROPLESS | {"load": "one"}
 
 #: name -> changes to SMALL, dispatches.
-CPU_CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "base": ({}, ("slots", "one_hot", "dense_ffn")),
     "balanced": (DROPLESS | {"load": "balanced"}, ("ragged", "dense_ffn")),
     "collapsed": (COLLAPSED, ("ragged", "dense_ffn")),
@@ -41,12 +40,6 @@ CPU_CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "8192 tokens": ({"tokens": 8192, "experts": 64}, ("slots", "ragged", "one_hot")),
     "16384 tokens": ({"tokens": 16384, "experts": 64}, ("slots", "ragged", "one_hot")),
 }
-#: name -> changes to LARGE, dispatches: on an accelerator, in bfloat16.
-LARGE_CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "capacity": ({}, ("slots", "dense_ffn")),
-    "dropless": (DROPLESS, ("ragged", "dense_ffn")),
-    "collapsed": (COLLAPSED, ("ragged", "dense_ffn")),
-}
 #: Layers with which dispatches are compared.
 PEERS = ("one_hot", "dense_ffn")
 #: Seeds in one program; times that a round measures each dispatch, and each way of running seeds.
@@ -55,16 +48,14 @@ SEEDS, TIMES, SEED_TIMES = 8, 3, 5
 
 def bench(rounds: int) -> list[dict[str, Any]]:
     """Returns a record of each case and dispatch, and of 8 seeds in one program against 8 calls."""
-    cpu = platform() == "cpu"
-    records = [{"dispatch": "copy", "bandwidth_gb_s": rates().bandwidth / 1e9}] if cpu else []
-    for name, (changes, dispatches) in (CPU_CASES if cpu else LARGE_CASES).items():
-        case = (SMALL if cpu else LARGE) | changes
-        layers = [Layer(dispatch, case, jnp.float32 if cpu else jnp.bfloat16) for dispatch in dispatches]
+    if platform() != "cpu":
+        raise UserError("bench dispatch is of CPUs; bench gpu has the sizes of accelerators")
+    records: list[dict[str, Any]] = [{"dispatch": "copy", "bandwidth_gb_s": rates().bandwidth / 1e9}]
+    for name, (changes, dispatches) in CASES.items():
+        layers = [Layer(dispatch, SMALL | changes) for dispatch in dispatches]
         cases = [layer.case_of({"case": name}) for layer in layers]
         records += timed(cases, TIMES * rounds)
-    if cpu:
-        records += [_seeds(SMALL | changes, rounds) for changes in ({}, DROPLESS)]
-    return records
+    return records + [_seeds(SMALL | changes, rounds) for changes in ({}, DROPLESS)]
 
 
 def layer_functions(dispatch: str, case: dict[str, Any]) -> tuple[Callable, Callable]:
@@ -158,11 +149,11 @@ def refuse_dense(dispatch: str, program: Any, asked: float) -> float:
 class Layer:
     """A layer of a case, compiled for one dispatch."""
 
-    def __init__(self, dispatch: str, case: dict[str, Any], dtype):
-        self.dispatch, self.case, self.dtype = dispatch, case, jnp.dtype(dtype)
+    def __init__(self, dispatch: str, case: dict[str, Any]):
+        self.dispatch, self.case = dispatch, case
         init, apply = layer_functions(dispatch, case)
         self.gradients = gradients(apply)
-        self.arguments = arguments(case, init, dtype)
+        self.arguments = arguments(case, init)
         self.old = jax.tree.map(jnp.zeros_like, self.arguments[:2])
         self.forward = compile_lowered(jax.jit(apply).lower(*self.arguments))
         # The old gradients are donated and not read: the new gradients take their memory.
@@ -198,12 +189,11 @@ class Layer:
         peak = memory.temp_size_in_bytes + memory.output_size_in_bytes
         about = about | {"dispatch": self.dispatch, **self.case, "dropped": self.dropped}
         about |= {"flops_share": self.flops_share, "peak_bytes": peak}
-        moved = bytes_of(self.case, self.dtype.itemsize, self.dispatch)
-        work = Work(flops_of(self.case, self.dispatch), moved, self.dtype.name)
+        work = Work(flops_of(self.case, self.dispatch), bytes_of(self.case, 4, self.dispatch), "float32")
         return Case(about, {"ms_forward": self.forward_seconds, "ms_step": self.step_seconds}, work)
 
 
-def arguments(case: dict[str, Any], init: Callable, dtype) -> tuple[Any, Any, Any]:
+def arguments(case: dict[str, Any], init: Callable) -> tuple[Any, Any, Any]:
     """Returns parameters, tokens, and the summand of the scores that gives the load of the case."""
     x = jax.random.normal(jax.random.key(0), (case["tokens"], case["dim"]))
     params = init(jax.random.key(1), x)
@@ -211,12 +201,12 @@ def arguments(case: dict[str, Any], init: Callable, dtype) -> tuple[Any, Any, An
     steer = jnp.zeros((case["tokens"], case["experts"]))
     if case["load"] in aim:
         steer = 100.0 * jax.nn.one_hot(aim[case["load"]], case["experts"])
-    return jax.tree.map(lambda a: a.astype(dtype), params), x.astype(dtype), steer
+    return params, x, steer
 
 
 def _seeds(case: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Compares 8 seeds in one program, mapped or under vmap, with 8 calls of the program of one seed."""
-    single = Layer("slots" if case["capacity_factor"] else "ragged", case, jnp.float32)
+    single = Layer("slots" if case["capacity_factor"] else "ragged", case)
     many = tuple(jax.tree.map(lambda a: jnp.stack([a] * SEEDS), a) for a in single.arguments)
     ways = {
         "map": (lambda old, *a: jax.lax.map(lambda seed: single.gradients(*seed), a), many, 1),

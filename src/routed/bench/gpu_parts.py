@@ -154,11 +154,7 @@ PARTS: dict[str, Part] = {
     ),
     "torch": Part(45, TORCH, PATIENCE, FEWER_TOKENS),
     "batching": Part(
-        60,
-        BATCHING,
-        PATIENCE,
-        "lower the number of runs (mesh.runs_per_batch)",
-        "set mesh.batching to the other way",
+        60, BATCHING, PATIENCE, "lower the number of runs (mesh.runs_per_batch)", "set mesh.batching to the other way"
     ),
     "t5": Part(
         40,

@@ -12,7 +12,7 @@ import pandas as pd
 from absl import logging as log
 from jax.sharding import Mesh
 
-from routed.contracts import UserError
+from routed.contracts import UserError, nearest
 from routed.engine import checkpoint, limits, pretrained, results, tables
 from routed.engine.batches import CompiledGroup, Session, Watching, interruption, train_batch
 from routed.engine.checkpoint import Checkpoint
@@ -285,5 +285,9 @@ def traced_of(run: Run, last_rows: LastRows, needed: list[Run]) -> dict[str, Any
     values = traced(config)
     if (match := ARMS[run.arm].match) is not None:
         source = next(r for r in needed if r.arm == match.source and r.tuning == run.tuning)
-        values[match.setting] = float(last_rows[source.key][match.metric])
+        if match.metric not in (row := last_rows[source.key]):
+            metrics = [name for name in row if "/" in name]
+            hint = nearest(match.metric, metrics)
+            raise UserError(f"the arm {run.arm} matches {match.metric}, which no run has{hint}")
+        values[match.setting] = float(row[match.metric])
     return values

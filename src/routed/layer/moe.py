@@ -84,7 +84,6 @@ class MoE(nn.Module):
     balance_rate: float = 0.0
     dtype: Any = None  # of experts' inputs and weights (a shared one's output); None: as they are. Scores are float32
     shared: nn.Module | None = None  # an expert of every token, of weight 1 (DeepSeek, Llama 4)
-    weigh_inputs: bool = False  # the weight scales the input of a token's one expert, not its output (Llama 4)
     mesh: Mesh | None = None  # with axes `data` and `expert`: experts are shared out over the latter
     layer_rules: LayerRules | None = None  # of the layers of a scan; the context has the number `layer` then
 
@@ -174,8 +173,8 @@ class MoE(nn.Module):
     def experts_for(self, tokens: Tokens, routing: Any) -> tuple[Experts, Any]:
         """Returns all experts beside their inputs, and the routing whose weights are left for their outputs."""
         x = tokens.x
-        if self.weigh_inputs or SELECTIONS[self.rule.name].weighs_inputs:
-            x, routing = scaled_inputs(x, routing, self.rule.name)
+        if SELECTIONS[self.rule.name].weighs_inputs:
+            x, routing = scaled_inputs(x, routing)
         expert = self.expert.clone(parent=None)  # unbound: its parameters are stacked and held here
         params = self.param("experts", partial(_initialise, expert, self.num_experts, x[:1]))
         if self.dtype is not None:

@@ -194,8 +194,7 @@ def moe_layer(plan: Plan, stack: str, tokens: int) -> MoE:
         num_experts=count,
         # At most the configured size, as encoder and decoder differ in tokens. Queues of a decoder are causal.
         rule=plan.rule._replace(
-            group_size=group_of(size, tokens),
-            priority="causal" if stack == CAUSAL else plan.rule.priority,
+            group_size=group_of(size, tokens), priority="causal" if stack == CAUSAL else plan.rule.priority
         ),
         dispatch=plan.dispatch,
         noise=config.router.noise,

@@ -6,15 +6,5 @@ from routed.plan.points import Point, chain, cross, product
 from routed.settings.tree import override, value_of
 
 __all__ = [
-    "SCALES",
-    "Figure",
-    "Point",
-    "base",
-    "chain",
-    "cross",
-    "make_config",
-    "override",
-    "product",
-    "value_of",
-    "variant",
-]
+    "SCALES", "Figure", "Point", "base", "chain", "cross", "make_config", "override", "product", "value_of", "variant"
+]  # fmt: skip

@@ -272,6 +272,8 @@ def readers_of(key: str) -> str:
     readers += [
         f"data of the problem {problem}" for problem, part in PROBLEMS.items() if key in (*part.settings, *part.reads)
     ]
+    if not readers and when:
+        return f"it is read{where.removeprefix(',')}"
     return f"it is read by {', '.join(readers)}{where}" if readers else f"no part reads it{where}"
 
 

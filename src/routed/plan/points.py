@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from absl import logging as log
 from ml_collections import ConfigDict
@@ -61,6 +61,8 @@ def points_of_command(
         of `points_of_flags`.
     """
     points = sweep(config)
+    if not isinstance(points, tuple | list) or not all(isinstance(point, Mapping) for point in points):
+        raise UserError("the sweep of the figure must return a tuple of points, as in ({'data.samples': 512},)")
     swept = [flag.partition("=")[0] for flag in flags]
     for key in swept:
         if key in given:

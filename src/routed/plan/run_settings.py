@@ -136,6 +136,6 @@ ANALYSIS = Component(
             " number of steps belongs to the protocol, so nothing is asked",
             at_least(1),
             identity=False,
-        ),
+        )
     }
 )

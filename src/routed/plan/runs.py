@@ -120,9 +120,7 @@ def _summarise(reasons: dict[str, list[str]], sweep: tuple[Point, ...]) -> dict[
 def _varying(config: ConfigDict, sweep: tuple[Point, ...]) -> set[str]:
     """The keys whose value is not the same at every point."""
     flat, keys = flatten(config), {key for point in sweep for key in point if key not in PLANNED}
-    return {
-        key for key in keys if len({json.dumps(point.get(key, flat.get(key)), default=list) for point in sweep}) > 1
-    }
+    return {key for key in keys if len({json.dumps(p.get(key, flat.get(key)), default=list) for p in sweep}) > 1}
 
 
 def read_by(config: ConfigDict, sweep: tuple[Point, ...], arms: Iterable[str] = ()) -> tuple[set[str], Code]:
@@ -145,12 +143,15 @@ def _arms_of(config: ConfigDict) -> list[str]:
     """
     for arm in config.arms:
         if arm not in ARMS:
-            labels = {definition.label: name for name, definition in ARMS.items()}
-            hint = f" (did you mean {labels[arm]!r}?)" if arm in labels else nearest(arm, ARMS)
+            named = next((name for name, definition in ARMS.items() if definition.label == arm), "")
+            hint = f" (did you mean {named!r}?)" if named else nearest(arm, ARMS)
             raise UserError(f"config key arms: unknown arm {arm!r}{hint}; known: {', '.join(ARMS)}")
         if ARMS[arm].transplants and not config.checkpoint.final:
             raise UserError(f"config key arms: {arm} takes a trained router; set checkpoint.final=true to keep them")
-    return list(dict.fromkeys((*config.arms, *(source for arm in config.arms if (source := source_of(arm))))))
+    needed = [source for arm in config.arms if (source := source_of(arm))]
+    if unknown := next((arm for arm in needed if arm not in ARMS), ""):
+        raise UserError(f"config key arms: an arm needs the unknown arm {unknown!r}{nearest(unknown, ARMS)}")
+    return list(dict.fromkeys((*config.arms, *needed)))
 
 
 def _side(config: ConfigDict, arm: str, changes: Mapping[str, Any] | None = None) -> _Side:
@@ -226,8 +227,7 @@ def _seeds(
         key = identity(settings, side.arm, seed, tuning, needed)
         awaited = (*needs, needed) if needed else needs
         transplant = needed if ARMS[side.arm].transplants else None
-        points, flat_configs = (setup.values,), (setup.flat,)
-        runs.append(Run(key, points, side.arm, seed, tuning, side.read, awaited, flat_configs, transplant))
+        runs.append(Run(key, (setup.values,), side.arm, seed, tuning, side.read, awaited, (setup.flat,), transplant))
     return runs
 
 

@@ -62,12 +62,7 @@ def make(subject: Subject, quick: bool, workdir: pathlib.Path) -> dict[str, Any]
     described = results.stored_config(workdir)
     card = {
         "suite": identity(quick),
-        "router": {
-            "name": subject.name,
-            "settings": list(subject.given),
-            "code": subject.code,
-            "learns": learns,
-        },
+        "router": {"name": subject.name, "settings": list(subject.given), "code": subject.code, "learns": learns},
         "seeds": seeds,
         "diverged": lost,
         "tuning": _tuning(config),

@@ -54,27 +54,6 @@ NUMBERS = {
     "churn": "share of experts that changed",
 }
 
-#: Start of a number's name -> what other tools call it, or how theirs is made of it.
-COMMON = {
-    "load_max": "MaxVio = load_max − 1",
-    "experts_used": "NormEnt = ln experts_used / ln experts",
-    "dead": "unused or collapsed experts",
-    "dropped": "token drop rate, overflow",
-    "entropy_token": "router entropy",
-    "confidence": "routing confidence, top-1 probability",
-    "table.token": "vocabulary specialization",
-    "mi.token": "vocabulary specialization, as information",
-    "mi.": "domain specialization, as information",
-    "pairs": "co-activation, as information",
-    "churn": "saturation = 1 − churn",
-}
-
-
-def common_name(number: str) -> str:
-    """Returns what other tools call a number, or nothing."""
-    starts = [start for start in COMMON if number.startswith(start) and number != "mi.position"]
-    return COMMON[max(starts, key=len)] if starts else ""
-
 
 def bootstrap_weights(groups: int, seed: int = 0) -> np.ndarray | None:
     """Returns how often each draw of the bootstrap takes each group [draws, G]; None with fewer than two groups."""

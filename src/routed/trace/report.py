@@ -26,7 +26,7 @@ from routed.trace.evidence import PERMUTATIONS, followed, short_names
 from routed.trace.figures import beside, draw, embedded
 from routed.trace.findings import Row, findings, overview
 from routed.trace.format import Trace, describe, read, token_column
-from routed.trace.numbers import NUMBERS, common_name
+from routed.trace.numbers import NUMBERS
 from routed.trace.view import view_of
 from routed.trace.words import load as load_words
 from routed.trace.words import words_of
@@ -157,7 +157,6 @@ def summarise(table: pd.DataFrame) -> list[dict[str, Any]]:
         row |= {column: _number(some[column].median()) for column in ("value", "chance", "hash")}
         row["range"] = f"{_number(some.value.min())} to {_number(some.value.max())}" if len(some) > 1 else ""
         row["above"] = "–" if some.told.isna().any() else f"{int(some.told.sum())} of {len(some)}"
-        row["common"] = common_name(str(name))
         row["chance_is"] = next((text for start, text in CHANCE_IS.items() if str(name).startswith(start)), "")
         rows.append(row)
     return rows

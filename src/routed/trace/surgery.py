@@ -84,8 +84,6 @@ def surgery(
     _check_inputs(model, rows, other)
     modules = routers_of(model, routers, k)
     weights = {} if checkpoint is None else linear_weights(routers_of(checkpoint, routers, k))
-    if not 0 < repair_rate < float("inf"):
-        raise UserError(f"repair_rate={repair_rate}: must be a finite number above 0")
     settings = {"routers": list(modules), "k": k, "batch_size": batch_size, "repair_rate": repair_rate, "seed": seed}
     settings |= {"name": name, "other": digest_of_rows(other)}
     settings["router_from"] = "" if checkpoint is None else digest_of_model(checkpoint)

@@ -217,17 +217,10 @@ def regret_table(result: SurgeryResult) -> pd.DataFrame:
 
 
 def regret_summary(regret: pd.DataFrame) -> dict[str, Any] | None:
-    """Returns values for the sentences: the layers with the least and the largest regret, and each router's row."""
+    """Returns values for the sentences: the layer with the largest regret, and the row of each router there."""
     trained = regret[regret.router == "as_is"]
     if not len(trained):
         return None
     most = trained.loc[trained.regret.idxmax()]
     rows = regret[regret.layer == most.layer].set_index("router")
-    return {
-        "most": most,
-        "least": trained.loc[trained.regret.idxmin()],
-        "rows": {name: rows.loc[name] for name in REGRET_ROUTERS if name in rows.index},
-        "labels": REGRET_ROUTERS,
-        "layers": len(trained),
-        "repaired": regret[regret.router == "repaired"],
-    }
+    return {"most": most, "rows": {name: rows.loc[name] for name in REGRET_ROUTERS if name in rows.index}}

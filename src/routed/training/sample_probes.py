@@ -114,7 +114,7 @@ ACCURACY = Probe(
     columns={
         "test/accuracy": Column(
             "test accuracy", "Share of test samples whose class is the predicted one.", SHARE, higher_is_better=True
-        ),
+        )
     },
 )
 
@@ -130,7 +130,7 @@ MIXTURE = Probe(
             " penalty for the change from soft training to one expert.",
             AT_LEAST_0,
             log=True,
-        ),
+        )
     },
 )
 
@@ -185,7 +185,7 @@ TRAINING_DISPATCH = Probe(
             "H(cluster | expert) over training samples: 0 where every expert serves one cluster, log of the"
             " number of clusters where experts are blind to them.",
             AT_LEAST_0,
-        ),
+        )
     },
 )
 

@@ -181,7 +181,7 @@ FLOPS = Probe(
             "FLOPs of the model's products until the evaluation, forward and backward, by their sizes.",
             AT_LEAST_0,
             log=True,
-        ),
+        )
     },
 )
 

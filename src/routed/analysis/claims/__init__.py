@@ -28,26 +28,7 @@ from routed.analysis.claims.writer import Writer, comparability
 KINDS |= {kind.kind: kind for kind in (Order, Equivalence, Number, Beside)}
 
 __all__ = [
-    "FAIREST",
-    "FROZEN",
-    "KINDS",
-    "LEARNED",
-    "Along",
-    "Beside",
-    "Claim",
-    "Comparison",
-    "Equivalence",
-    "Measured",
-    "Number",
-    "OneSide",
-    "Order",
-    "Point",
-    "Precondition",
-    "Reading",
-    "Setup",
-    "Side",
-    "Stakes",
-    "TwoSides",
-    "Writer",
-    "comparability",
-]
+    "FAIREST", "FROZEN", "KINDS", "LEARNED", "Along", "Beside", "Claim", "Comparison", "Equivalence", "Measured",
+    "Number", "OneSide", "Order", "Point", "Precondition", "Reading", "Setup", "Side", "Stakes", "TwoSides", "Writer",
+    "comparability"
+]  # fmt: skip

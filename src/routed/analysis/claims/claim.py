@@ -86,6 +86,10 @@ class Claim:
     kind: ClassVar[str]
     #: True if a side may be "fairest".
     allows_fairest: ClassVar[bool] = False
+    #: True if a side may be a constant, {"value": 0.5}.
+    allows_value: ClassVar[bool] = False
+    #: True if `paper` is a number.
+    of_number: ClassVar[bool] = False
     #: True if one control that is ahead refutes the claim, whichever others did not run.
     one_refutes: ClassVar[bool] = False
 

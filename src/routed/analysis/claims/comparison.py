@@ -133,6 +133,7 @@ class Order(Comparison):
     """`lower` is below `higher`. An order is also tried at every value of the nuisance keys `over`."""
 
     kind = "order"
+    allows_value = True
     allows_fairest = one_refutes = True
 
     def rule(self, differences: Mapping[str, pd.Series]) -> Answer:
@@ -194,6 +195,7 @@ class Equivalence(Comparison):
     """Both sides differ by less than the smallest effect of interest."""
 
     kind = "null"
+    allows_value = True
 
     def rule(self, differences: Mapping[str, pd.Series]) -> Answer:
         """Returns "supported" if two one-sided tests bound the difference, "opposite" if its interval lies outside."""

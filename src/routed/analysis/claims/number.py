@@ -39,6 +39,7 @@ class Number(OneSide):
     """
 
     kind = "number"
+    of_number = True
 
     side: Side = dataclasses.field(default_factory=lambda: LEARNED)
     uninformed: float | None = None

@@ -18,7 +18,7 @@ from routed.analysis.plots.methods import FOREST, METHODS
 from routed.analysis.plots.paired import PAIRED
 from routed.analysis.plots.panels import Axis, Panel, Point, Series
 from routed.analysis.plots.rendering import png, svg
-from routed.analysis.plots.swept import AGAINST, MULTIPLES
+from routed.analysis.plots.swept import AGAINST, MULTIPLES, ONTO
 from routed.analysis.plots.tokens import SAMPLE_PLOT
 from routed.contracts import UserError, nearest
 
@@ -56,6 +56,8 @@ def check(spec: Mapping[str, Any]) -> None:
         raise UserError(f"figure {name}: kind {kind!r} needs the key {missing[0]!r}; {keys}")
     if not re.fullmatch(r"\w[\w.-]{0,79}", str(name), re.ASCII):
         raise UserError(f"figure {name!r}: a name has 1 to 80 letters, digits, _, . and -, the first no . or -")
+    if "of" in spec and (not isinstance(spec["of"], Mapping) or spec["of"].get("kind") not in ONTO):
+        raise UserError(f"figure {name}: the figure in 'of' must have one of the kinds {', '.join(ONTO)}")
     if unknown := [key for key in spec if key not in plot.keys]:
         key = unknown[0]
         raise UserError(f"figure {name}: kind {kind!r} has no key {key!r}{nearest(key, plot.keys)}; {keys}")
@@ -82,17 +84,5 @@ def draw(spec: dict[str, Any], data: Data) -> Chart | None:
 
 
 __all__ = [
-    "COMMON",
-    "PLOTS",
-    "Axis",
-    "Chart",
-    "Data",
-    "Panel",
-    "Plot",
-    "Point",
-    "Series",
-    "check",
-    "draw",
-    "png",
-    "svg",
-]
+    "COMMON", "PLOTS", "Axis", "Chart", "Data", "Panel", "Plot", "Point", "Series", "check", "draw", "png", "svg"
+]  # fmt: skip

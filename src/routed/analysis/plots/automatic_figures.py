@@ -144,7 +144,7 @@ def captions(pairs: Sequence[tuple[Spec, Chart]], data: Data) -> list[str]:
             spec={"title": "", "left_out": [], **spec},
             caption=caption if isinstance(caption, str) else caption(spec, data),
             notes=chart.notes,
-            of=specs.index(spec["of"]) + 1 if "of" in spec else None,
+            of=specs.index(spec["of"]) + 1 if spec.get("of") in specs else None,
             settled=settled,
             beside=beside,
             listed=listed(beside),

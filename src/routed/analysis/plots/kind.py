@@ -22,6 +22,17 @@ def named_axes(spec: dict[str, Any], data: Data) -> list[str]:
     return [*drawn(spec), *dict.fromkeys(key for point in points for key in point if key in data.own)]
 
 
+def swept_in(spec: Any, data: Data) -> list[str]:
+    """Returns the swept keys that a figure names: as a value, or in the settings of its sides, at any depth."""
+    return [key for key in data.swept if _names(spec, key)]
+
+
+def _names(spec: Any, key: str) -> bool:
+    if not isinstance(spec, Mapping):
+        return bool(spec == key)
+    return key in spec or any(_names(part, key) for part in spec.values())
+
+
 class Plot(NamedTuple):
     """A kind of chart: its drawing function, its caption, and the keys of a figure of this kind with their meaning.
 

@@ -15,7 +15,7 @@ from routed.analysis.plots.paired import advantage
 from routed.analysis.plots.panels import INK, Axis, Panel, Point, Series
 from routed.analysis.plots.scales import label_of, set_value_axes
 from routed.contracts import Column
-from routed.engine.rows import format_value
+from routed.engine.rows import at_base, format_value
 from routed.plan.arms import ARMS, UNTRAINED
 from routed.routers import ROUTERS
 
@@ -79,8 +79,10 @@ def _looks(spec: dict[str, Any], name: str, arm: str, data: Data) -> Series:
 
 def forest(spec: dict[str, Any], data: Data) -> Chart | None:
     """Returns a line for each point: log(frozen / learned) and log(fairest frozen / learned)."""
+    if not data.swept or not len(data.last):
+        return None
     points = data.last[data.swept].drop_duplicates().sort_values(data.swept)
-    base = points.mode().iloc[0]
+    base = at_base(points, data.swept, data.base).iloc[0]
     points = points.iloc[(points != base).any(axis=1).argsort(kind="stable")]  # the protocol first
     names: dict[float, str] = {}
     panel = Panel(Axis(), Axis(), horizontal=True, width=360, height=26 * len(points))

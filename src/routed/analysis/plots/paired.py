@@ -18,6 +18,7 @@ from routed.analysis.plots.kind import Plot
 from routed.analysis.plots.panels import Axis, Panel, Point, Series
 from routed.analysis.plots.scales import are_numbers, dodge, set_value_axes, sweep_axis, value_label
 from routed.contracts import Column
+from routed.engine.rows import format_value
 from routed.plan.arms import ARMS, REFERENCE, is_control, shown
 
 #: Words in labels of metrics that are better the lower they are.
@@ -65,7 +66,7 @@ def paired(spec: dict[str, Any], data: Data) -> Chart | None:
     """Returns the other arms' differences from the learned router, against the swept key `x`, or by arm without it."""
     x, by = spec.get("x"), spec.get("by")
     arms = _arms(spec, data)
-    if not arms or (x and x not in data.swept) or (by and by not in data.swept):
+    if not arms or any(key and key not in data.swept for key in (x, by)) or spec["metric"] not in data.axes:
         return None
     column = data.axes[spec["metric"]]
     if x:
@@ -102,7 +103,8 @@ def paired_lines(spec: dict[str, Any], data: Data, width: int = 250) -> Panel:
         points = [
             Point(dodged[at], estimate, value_label(at, spec.get("axis"))) for at, estimate in lines[arm, value].items()
         ]
-        label = ARMS[arm].label + ("" if by is None else f", {spec['words'][value]}")
+        suffix = "" if by is None else ", " + spec.get("words", {}).get(value, f"{by} = {format_value(value)}")
+        label = ARMS[arm].label + suffix
         colour = ARMS[arm].colour if by is None else COLOURS[values.index(value) % len(COLOURS)]
         panel.means(Series(label, colour, shape_of(arm)), points, joined=are_numbers(positions))
     panel.rule("y", 0)

@@ -32,6 +32,8 @@ MOST = 6
 
 def against(spec: dict[str, Any], data: Data) -> Chart | None:
     """Returns the loss of all arms, the learned router's advantage, and dead experts, against the swept key `x`."""
+    if spec["x"] not in data.swept:
+        return None
     rows = data.at_point(data.last, spec)
     rows = rows[rows.status == "ok"]
     metrics = [name for name in (data.loss, "router/dead") if name in rows]
@@ -90,6 +92,8 @@ def multiples(spec: dict[str, Any], data: Data) -> Chart | None:
     metric.
     """
     of, over, values = spec["of"], spec["over"], spec["values"]
+    if over not in data.swept:
+        return None
     metrics = defined(of["metrics"], data.last) if "metrics" in of else [None]
     chart = Chart([], columns=len(values))
     for metric in metrics:

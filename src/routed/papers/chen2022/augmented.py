@@ -214,9 +214,7 @@ ROTATED = _task(
             "AMI of experts and classes", _AMI.format("classes of images"), FROM_MINUS_1_TO_1
         ),
         "router/ami_by_turned": Column(
-            "AMI of experts and turns",
-            _AMI.format("the turns, which are the label"),
-            FROM_MINUS_1_TO_1,
+            "AMI of experts and turns", _AMI.format("the turns, which are the label"), FROM_MINUS_1_TO_1
         ),
     },
     settings={

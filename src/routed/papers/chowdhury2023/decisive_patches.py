@@ -22,7 +22,7 @@ ALL_PATCHES = {
         " sample, not those that the router picks.",
         bounds=SHARE,
         higher_is_better=True,
-    ),
+    )
 }
 COLUMNS: dict[str, Column] = {
     "test/success": Column(

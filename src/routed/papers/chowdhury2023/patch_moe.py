@@ -82,7 +82,7 @@ POOLING: dict[str, Setting] = {
         "chosen",
         "outputs are divided by the patches an expert takes (paper), or by all of a sample (released)",
         one_of(("chosen", "all")),
-    ),
+    )
 }
 
 #: Settings of the network on all patches.

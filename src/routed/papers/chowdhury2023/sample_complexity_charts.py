@@ -11,6 +11,7 @@ import pandas as pd
 from routed.analysis import statistics
 from routed.analysis.plots import Axis, Chart, Data, Panel, Plot, Point, Series
 from routed.analysis.plots.frame import PALETTE, SHAPES, mean
+from routed.analysis.plots.kind import swept_in
 from routed.analysis.plots.scales import dodge, padded, set_value_axes, sweep_axis
 from routed.papers.chowdhury2023.sample_complexity import needed, ratio_of
 from routed.papers.draws import estimate_of_draws, fitted_slope
@@ -149,7 +150,7 @@ REACHED_PLOT = Plot(
     " cut at the largest value.",
     required=LEVELS | {"families": "title of a panel -> name of a side -> its arm and settings"},
     optional={"words": "label of `x`", "axis": "label and factor of the x axis in a paper's unit"},
-    axes=lambda spec, data: data.swept,
+    axes=swept_in,
 )
 RATIOS_PLOT = Plot(
     ratios,
@@ -162,5 +163,5 @@ RATIOS_PLOT = Plot(
         "words": "label of the number",
         "bound": "power of the dotted line",
     },
-    axes=lambda spec, data: data.swept,
+    axes=swept_in,
 )

@@ -74,9 +74,4 @@ COLUMNS = {
 
 
 #: Lloyd's k-means as a model: the centres of Theorem 2.
-KMEANS = ModelPart(
-    kmeans,
-    targets=("input",),
-    columns=COLUMNS,
-    reads=("experts.count", "experts.learning_rate"),
-)
+KMEANS = ModelPart(kmeans, targets=("input",), columns=COLUMNS, reads=("experts.count", "experts.learning_rate"))

@@ -131,8 +131,4 @@ EXPLANATION = (
     " 100 % its loss is below that of the learned router. A point whose gap may be 0 has no share."
 )
 
-SHARES_PLOT = Plot(
-    shares,
-    caption,
-    required={"x": "swept key on the x axis", "y": "swept key on the y axis"},
-)
+SHARES_PLOT = Plot(shares, caption, required={"x": "swept key on the x axis", "y": "swept key on the y axis"})

@@ -189,9 +189,7 @@ COLUMNS = {
         "Log likelihood of all training samples at the likeliest start, minus that of the truth: a maximum is above 0.",
     ),
     "theory/best_start": Column(
-        "number of the likeliest start",
-        "0 is the start near the truth, others began at random.",
-        bounds=AT_LEAST_0,
+        "number of the likeliest start", "0 is the start near the truth, others began at random.", bounds=AT_LEAST_0
     ),
     "theory/ratio_fall": Column(
         "log of smallest h / D at .01 over that at .3",

@@ -11,6 +11,7 @@ import pandas as pd
 from routed.analysis import statistics
 from routed.analysis.plots import Axis, Chart, Data, Panel, Plot, Point, Series
 from routed.analysis.plots.frame import PALETTE, SHAPES
+from routed.analysis.plots.kind import swept_in
 from routed.analysis.plots.scales import dodge, set_value_axes, sweep_axis
 from routed.contracts import Column
 from routed.papers.pham2024.powers import fitted
@@ -65,8 +66,7 @@ def _table(sides: Mapping[float, Mapping[str, Any]], data: Data) -> pd.DataFrame
     for number, side in sides.items():
         rows = data.last[(data.last.status == "ok") & (data.last.arm == side["arm"])]
         for key in data.swept:
-            if key in side:
-                rows = rows[rows[key] == side[key]]
+            rows = rows[rows[key] == side.get(key, data.base[key])]
         if len(rows) and side["metric"] in rows:
             columns[number] = rows.set_index("seed")[side["metric"]]
     return pd.DataFrame(columns)
@@ -81,5 +81,5 @@ POWERS_PLOT = Plot(
         "words": "label of the number",
     },
     optional={"bound": "power of the dotted line"},
-    axes=lambda spec, data: data.swept,
+    axes=swept_in,
 )

@@ -44,6 +44,7 @@ class Power(OneSide):
     """
 
     kind = "power"
+    of_number = True
 
     points: tuple[tuple[Any, ...], ...]
 
@@ -63,10 +64,9 @@ class Power(OneSide):
         for (number, *_), (side, at) in zip(self.points, self.reads(), strict=True):
             runs = rows.runs(side, at, side["arm"])
             name = side.get("metric", self.setup.metric)
-            if len(runs) and name in runs:
-                columns[number] = runs.set_index("seed")[name]
-        if not columns:
-            return {}
+            if not len(runs) or name not in runs or runs[name].isna().all():
+                return {}  # `absent` and `all_diverged` say which number lacks its runs
+            columns[number] = runs.set_index("seed")[name]
         fit = fitted(pd.DataFrame(columns))
         if fit is None:
             return inconclusive({"n": max(map(len, columns.values()))}, "fewer than two seeds or numbers")

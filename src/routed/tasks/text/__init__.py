@@ -6,15 +6,6 @@ from routed.tasks.text.sources import SHARED, SOURCES
 from routed.tasks.text.stream import CONTINUED, DOCUMENTS, SPANS, STREAM, Form
 
 __all__ = [
-    "CONTINUED",
-    "DOCUMENTS",
-    "SHARED",
-    "SOURCES",
-    "SPANS",
-    "STREAM",
-    "Corpus",
-    "Form",
-    "bigram_loss",
-    "load",
-    "ngram_loss",
-]
+    "CONTINUED", "DOCUMENTS", "SHARED", "SOURCES", "SPANS", "STREAM", "Corpus", "Form", "bigram_loss", "load",
+    "ngram_loss"
+]  # fmt: skip
