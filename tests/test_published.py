@@ -117,6 +117,7 @@ FINDINGS = {
     "[13.2, 15.1]": ("gmm_router", "dikkala.fig3a.frozen", float),
     "[52, 56]": ("gmm_router", "sharpness", lambda share: 100 * share),
     "[.48, .60]": ("gmm_router", "routed.gmm.fair", float),
+    "[.35, .43]": ("gmm_router-rates", "routed.rates.mlp.learned", float),
     "[1.14, 2.27]": ("sequence_router", "routed.sequence.fair", float),
     "[1.02, 1.11]": ("dictionary_router", "routed.dictionary.fair", float),
     "[.011, .015]": ("token_router", "routed.tokens.frozen", float),
