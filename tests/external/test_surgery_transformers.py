@@ -9,7 +9,7 @@ import torch
 
 from routed.contracts import UserError
 from routed.trace import hooks, surgery, surgery_page, surgery_results
-from routed.trace.hooks_replace import losses_of, replacing
+from routed.trace.hooks_replace import choices_of, losses_of, replacing
 from routed.trace.kinds import EVERY
 from routed.trace.replacements import Linear, Site, linear, shuffled
 from routed.trace.sites import linear_weights
@@ -307,3 +307,18 @@ def test_findings_and_the_page_of_one_layer(tmp_path):
 def test_a_linear_of_a_site_of_another_width_is_refused_in_words():
     site = Site(8, 2, None, None, np.zeros((4, 32)), None, None, None, checkpoint=Linear(np.zeros((16, 8)), None, None))
     assert EVERY["checkpoint"].make(site, np.random.default_rng(0)) == "its weights have shape [16, 8], not [32, 8]"
+
+
+def test_uniform_breaks_ties_in_bfloat16_beside_a_mean_far_from_0():
+    """Neighbours of -4 are .03 away in bfloat16, where smaller noise vanished: two experts had all tokens."""
+    model = make("gpt_oss").to(torch.bfloat16)
+    modules = hooks.routers_of(model)
+    with torch.no_grad():
+        for router in modules.values():
+            router.module.bias.fill_(-4)
+    sites = every_site(model, modules, HERE, 4, {})
+    routers = {name: EVERY["uniform"].make(site, np.random.default_rng(0)) for name, site in sites.items()}
+    outputs, _ = choices_of(model, modules, routers, HERE[0])
+    name = next(iter(modules))
+    load = np.bincount(outputs[name].experts.numpy().ravel(), minlength=sites[name].experts)
+    assert load.max() < load.sum() / 2
