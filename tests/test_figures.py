@@ -553,6 +553,8 @@ def test_columns_of_the_users_get_a_figure(monkeypatch):
         drawing = frame.Data(table(axes, **more), [*axes], flatten(base()), {}, problem_of(base()).columns(base()))
         found, _ = automatic_figures.draw_all((LOSS,), drawing)
         assert {one.name: one for one in found}[name].drawn.panels[1].y.label == "auxiliary loss mine"
+        pairs = tuple({"kind": "paired", "name": column.replace("/", "."), "metric": column} for column in more)
+        assert name not in {one.name for one in automatic_figures.draw_all((LOSS, *pairs), drawing)[0]}
 
 
 def test_what_needs_no_network_is_drawn_named_and_told():

@@ -98,7 +98,7 @@ def automatic(specs: Sequence[Spec], data: Data) -> list[Spec]:
 
 def own_figures(specs: Sequence[Spec], data: Data) -> list[Spec]:
     """Returns figures of users' columns and of accuracy that no figure shows: against swept keys, or over training."""
-    shown = {name for spec in specs for name in spec.get("metrics", ())}
+    shown = {name for spec in specs for name in (*spec.get("metrics", ()), spec.get("metric"))}
     columns = [name for name in ("test/accuracy", *own_columns()) if name not in shown]
     if not (metrics := defined(columns, data.last)):
         return []
