@@ -314,9 +314,9 @@ SHAPES = {
         "auxiliary loss 'own' returns [8]; it must return one number, such as a mean",
     ),
     "metric": (
-        'METRICS["own"] = Metric(lambda gate: gate.probs.mean(0), Column("own"))',
+        'METRICS["router/own"] = Metric(lambda gate: gate.probs.mean(0), Column("own"))',
         "steps=30",
-        "metric 'own' returns [4]; it must return one number, such as a mean",
+        "metric 'router/own' returns [4]; it must return one number, such as a mean",
     ),
 }
 TABLES = {"expert": EXPERTS, "task": TASKS, "task loss": TASK_LOSSES, "auxiliary loss": AUXILIARY, "metric": METRICS}
@@ -329,8 +329,9 @@ TABLES = {"expert": EXPERTS, "task": TASKS, "task loss": TASK_LOSSES, "auxiliary
 )
 def test_a_part_that_returns_another_shape_is_named(tiny, monkeypatch, part, flags):
     code, setting, text = SHAPES[part]
-    monkeypatch.setitem(TABLES[part], "own", next(iter(TABLES[part].values()), None))  # and removed afterwards
-    monkeypatch.delitem(TABLES[part], "own")
+    name = "router/own" if part == "metric" else "own"
+    monkeypatch.setitem(TABLES[part], name, next(iter(TABLES[part].values()), None))  # and removed afterwards
+    monkeypatch.delitem(TABLES[part], name)
     imports = (
         "from routed.contracts import Column",
         "from routed.experts import EXPERTS",

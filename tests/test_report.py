@@ -368,7 +368,7 @@ def test_the_report_runs_the_code_of_our_own_experiments_and_of_named_files(tmp_
         module, config = workdirs.experiment_of(work, named)
         assert module.__doc__.startswith(question) and config.steps == 60
         assert config.figure == (spec.rpartition(":")[2] if ":" in spec else "")
-    with pytest.raises(UserError, match=r"work is not judged, as .*: routed report .*work --experiment=/gone/tiny.py"):
+    with pytest.raises(UserError, match=r"work is not judged, as .*; to run it, add --experiment=/gone/tiny\.py"):
         workdirs.experiment_of(work, [str(tmp_path / "other.py")])
     (work / "config.json").write_text('{"config": {}, "swept": []}')
     with pytest.raises(UserError, match="work does not say which experiment it is of"):
