@@ -182,8 +182,8 @@ def test_a_claim_against_the_fairest_is_one_against_every_control():
         ({"over": ("data.smples",)}, "no setting 'data.smples' .did you mean 'data.samples'"),
         ({"needs": (Precondition("orcale_cluster", "learned", 1.0, "test/loss"),)}, "no arm 'orcale_cluster'"),
         ({"higher": {"data.samples": 64}}, "the side .* has no arm"),
-        ({"lower": "fairest", "higher": "learned"}, "the fairest control is the best of several"),
-        ({"metric": "test/accuracy", "higher": "fairest"}, "the fairest control is the best of several"),
+        ({"lower": "fairest", "higher": "learned"}, "the fairest control must be the side"),
+        ({"metric": "test/accuracy", "higher": "fairest"}, "the fairest control must be the side"),
         ({"kind": "null", "higher": "fairest"}, "only claims of kind order or prediction know the fairest control"),
     ],
 )

@@ -669,7 +669,7 @@ def test_every_claim_has_a_line_for_each_point():
 
 
 def test_the_line_of_a_claims_own_point_is_its_verdict():
-    """p = .03 alone and .06 among two claims: at its own point the line says what the claim says."""
+    """Judged alone it would be exact; the claim, which was adjusted within its family, is inconclusive."""
     claims, config, axes = CLAIMS[:1], override(base(), {"gate.horizon": 1.0}), {"data.samples": (512, 8192)}
     record = page.verdicts.judge(claims, table(axes), config, list(axes))[0] | {"verdict": "inconclusive"}
     (made,) = points.add([record], claims, table(axes), config, list(axes), [])

@@ -187,7 +187,7 @@ def test_a_shared_expert_is_added_to_all():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dispatch", ["dense", "gather", "slots"])
-def test_weights_may_scale_the_input(dispatch):
+def test_weights_may_scale_the_input(dispatch, monkeypatch):
     """Of a linear expert without bias nothing changes; of one with a bias b, w (A x + b) becomes A (w x) + b."""
     experts = {
         "router": ProductRouter(4, Flat()),
@@ -204,6 +204,11 @@ def test_weights_may_scale_the_input(dispatch):
     np.testing.assert_allclose(moe.apply({"params": params}, X)[0], y - routing.weight[:, None] + 1, atol=1e-6)
     with pytest.raises(ValueError, match="6 tokens have 12"):
         MoE(**experts | {"rule": SelectionRule("sigmoid_input", k=2)}).apply({"params": params}, X)
+    # 8 tokens, 4 experts of 2 places: as many weights as tokens, and they are not the tokens'.
+    both = selection.SELECTIONS["expert_choice"]._replace(weighs_inputs=True)
+    monkeypatch.setitem(selection.SELECTIONS, "both", both)
+    with pytest.raises(ValueError, match="with selection 'both' experts choose"):
+        MoE(**experts | {"rule": SelectionRule("both")}).apply({"params": params}, jnp.ones((8, 4)))
 
 
 def test_llama_4s_rule_is_a_selection():

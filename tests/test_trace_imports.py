@@ -91,6 +91,13 @@ def test_several_answers_to_one_prompt_have_its_tokens_once(tmp_path):
     np.testing.assert_array_equal(column(stored, 1, "expert"), np.concatenate([first[:, 1], second[4:, 1]]))
 
 
+def test_a_chat_without_ids_has_one_prompt(tmp_path):
+    """Two answers of 3 tokens to a prompt of 4, which `usage` counts: 6 rows, then 2."""
+    choices = [{"message": {}, "routed_experts": as_npy(draw(6)[0])} for _ in range(2)]
+    file = as_lines(tmp_path / "answers.jsonl", [{"choices": choices, "usage": {"prompt_tokens": 4}}])
+    np.testing.assert_array_equal(trace.read_vllm(file, EXPERTS)["sequence"], [0] * 6 + [1] * 2)
+
+
 def test_choices_of_several_prompts_are_all_taken(tmp_path):
     """Prompts of 2 and 3 tokens in one request; `usage` counts the tokens of both."""
     answers = [draw(4), draw(6)]

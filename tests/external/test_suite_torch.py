@@ -175,8 +175,8 @@ def test_what_a_module_keeps_fixed_follows_the_seed_and_has_no_gradient():
     router, x = torch_router.TorchRouter(Projected, 3), jax.random.normal(jax.random.key(1), (4, 6))
     params = [router.init(jax.random.key(seed), x) for seed in (0, 1)]
     for p in params:
-        own = p["params"]["torch"]
-        expected = x @ own["fixed"] @ own["out.weight"].T + own["offset"][None]
+        tensors = p["params"]["torch"]
+        expected = x @ tensors["fixed"] @ tensors["out.weight"].T + tensors["offset"][None]
         np.testing.assert_allclose(router.apply(p, x), expected, rtol=1e-4, atol=1e-4)
     gradients = jax.grad(lambda p: (router.apply(p, x) ** 2).sum())(params[0])["params"]["torch"]
     assert {name for name, value in gradients.items() if value.any()} == {"out.weight"}

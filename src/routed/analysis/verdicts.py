@@ -126,7 +126,7 @@ def check_parts(claim: Claim, config: ConfigDict) -> None:
         column = problem_of(config).columns(config).get(claim.setup.metric)
         better = claim.higher if column is not None and column.higher_is_better else claim.lower
         if better.get("arm") == ANY_FAIR:
-            refuse("the fairest control is the best of several: let the claim say that another side is better")
+            refuse("the fairest control must be the side that the claim says is worse")
 
 
 def unanswered(claims: Iterable[Claim], config: ConfigDict, points: Iterable[Point]) -> list[Claim]:

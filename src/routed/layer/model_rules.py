@@ -117,12 +117,20 @@ SELECTIONS["sigmoid_input"] = Selection(
 )
 
 
-def scaled_inputs(x: Float[Array, "T ..."], routing: Routing | SoftRouting) -> tuple[Float[Array, "T ..."], Routing]:
+def scaled_inputs(
+    x: Float[Array, "T ..."], routing: Routing | SoftRouting, selection: str = ""
+) -> tuple[Float[Array, "T ..."], Routing]:
     """Returns tokens times the weight of their one expert, and the routing with weights of 1 (Llama 4).
 
+    `selection` is the name of the selection that routed; "": one in which tokens choose.
+
     Raises:
-      ValueError: tokens have several experts, and an input for each.
+      ValueError: tokens have several experts, and an input for each; or experts choose.
     """
+    if selection and SELECTIONS[selection].bounded:
+        raise ValueError(
+            f"weights scale the input of a token's one expert; with selection {selection!r} experts choose"
+        )
     if not isinstance(routing, Routing) or len(routing.weight) != len(x):
         counts = f"{len(x)} tokens have {routing.weight.size}"
         raise ValueError(f"weights scale the input of one expert a token, and {counts}")

@@ -174,7 +174,7 @@ class MoE(nn.Module):
         """Returns all experts beside their inputs, and the routing whose weights are left for their outputs."""
         x = tokens.x
         if SELECTIONS[self.rule.name].weighs_inputs:
-            x, routing = scaled_inputs(x, routing)
+            x, routing = scaled_inputs(x, routing, self.rule.name)
         expert = self.expert.clone(parent=None)  # unbound: its parameters are stacked and held here
         params = self.param("experts", partial(_initialise, expert, self.num_experts, x[:1]))
         if self.dtype is not None:

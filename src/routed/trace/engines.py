@@ -100,9 +100,10 @@ def read_vllm(path: str | os.PathLike, num_experts: int) -> dict[str, Any]:
             if apart is not None:
                 first = _of_vllm(where, apart)
                 rows, prompt = np.concatenate([first, rows]), len(first)
-            elif prompt_ids or len(choices) == 1:
-                prompt = len(prompt_ids or ())
-            else:
+            else:  # a chat has one prompt, other requests may have several
+                usage = record.get("usage") if "message" in choice else None
+                prompt = len(prompt_ids or ()) or (usage or {}).get("prompt_tokens", 0)
+            if not prompt and len(choices) > 1:
                 raise UserError(f"{where} has several choices and no ids of the prompt: ask with return_token_ids")
             both = None if ids is None or prompt_ids is None else [*prompt_ids, *ids]
             key = prompt_ids or []
