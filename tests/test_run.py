@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from routed.analysis.paired_values import at_edge
 from routed.contracts import UserError
-from routed.engine import compilation, early_pages, execution, limits, results, rows, tables
+from routed.engine import batches, compilation, early_pages, execution, limits, results, rows, tables
 from routed.engine.compilation import compile_group
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute, make_groups
@@ -107,6 +107,9 @@ def test_finished_runs_are_reported_while_others_train(tmp_path, monkeypatch, ca
     table = execute(runs, table, tmp_path, make_mesh(config), report)
     assert [(len(finished), progress) for finished, progress in reports] == [(3, "3 of 4 runs are done")]
     assert len(set(table.run)) == 4 and "report.html waits for the last run" in caplog.text
+    for watching, told in ((batches.Watching(), False), (batches.Watching(profile=3), True)):
+        execute(runs, table, tmp_path, make_mesh(config), watching=watching)
+        assert ("--tracker and --profile have nothing to record" in caplog.text) == told
 
 
 def test_training_learns_and_arms_are_paired(swept):

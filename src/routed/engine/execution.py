@@ -104,6 +104,8 @@ def execute(
         pages = EarlyPages(report) if report and hosts.is_first() else None
         _run(runs, done, last_rows, workdir, mesh, pages, watching)
     else:
+        if watching != Watching():
+            log.warning("all runs are done, so --tracker and --profile have nothing to record: use a new --workdir")
         hosts.once(lambda: files.remove(workdir / "checkpoints"))
     return hosts.first_process_first(lambda: finish(workdir, runs))
 
