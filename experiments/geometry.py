@@ -3,9 +3,9 @@
 Question. Where inputs are clustered as the target is, k-means of the training inputs, without labels and frozen, finds
 the partition that a router needs. Where inputs have other clusters as well, k-means finds these too, or instead, and
 only a gradient tells which clusters matter. Here an input has two independent mixtures of Gaussians in orthogonal
-subspaces (routed.tasks.crossed): 16 relevant clusters, each with a vector as its target, and 16 irrelevant clusters. A
-share s of the squared distances between clusters lies in the irrelevant clusters, from 0 (a Gaussian mixture) to 1
-(the input says nothing of the target, and no router can help). From which share on does learning beat clustering?
+subspaces (data.name=crossed): 16 relevant clusters, each with a vector as its target, and 16 irrelevant clusters. A
+share s of the squared distances between clusters lies in the irrelevant clusters, from 0 (a Gaussian mixture) to 1 (the
+input says nothing of the target, and no router can help). From which share on does learning beat clustering?
 
     routed run --config=geometry          # the loss ratio against the share, all arms
     routed run --config=geometry:map      # share x samples x separation

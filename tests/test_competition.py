@@ -17,6 +17,7 @@ from routed.papers.pham2024.arms import ARMS
 from routed.plan.checks import validate
 from routed.plan.config import base
 from routed.routers import ROUTERS
+from routed.routers.product import OnlineKMeansRouter
 from routed.settings.tree import node_of, override
 from routed.training.samples import experts_per_token
 from tests.parallel_case import make_mesh
@@ -446,6 +447,17 @@ def test_a_schedule_is_counted_by_its_mean_step():
     sizes = {"experts.count": 4, "steps": 2000, "data.fresh": True, "eval_every": 2000}
     config = settings(**sizes, **{"selection.competition_rate": 0.5, "selection.schedule": "root"})
     assert experts_per_token(node_of(config)) == pytest.approx(2 + 0.5 * 0.626227 * 2, rel=1e-5)
+
+
+def test_a_contest_moves_the_state_of_its_router_once():
+    """Six tokens of decay 1: six counts after a step, and the scores are those of the centres before."""
+    moe = layer(Linear(2), **{"selection.distillation_trunk": True}).clone(router=OnlineKMeansRouter(4, decay=1.0))
+    variables = moe.init(jax.random.key(1), X)
+    centres = variables["centres"]["router"]["centres"]
+    state = [name for name in variables if name != "params"]
+    (_, routing), moved = moe.apply(variables, X, step=0, rngs={"noise": jax.random.key(7)}, mutable=state)
+    assert float(moved["centres"]["router"]["counts"].sum()) == 6
+    np.testing.assert_allclose(routing.scores, X @ centres.T - (centres**2).sum(1)[None] / 2, atol=1e-5)
 
 
 @pytest.mark.parametrize(("changes", "words"), [

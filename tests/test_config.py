@@ -278,6 +278,10 @@ def test_a_balance_of_sigmoids_has_a_scope(small):
     AUXILIARY["balance"].check(override(small, pooled | {"losses.balance": 0.1, "losses.balance_sigmoid": 0.1}))
     with pytest.raises(UserError, match=r"losses\.balance_scope='layers': is a scope of losses\.balance, which is 0"):
         AUXILIARY["balance"].check(override(small, pooled | {"losses.balance_sigmoid": 0.1}))
+    with pytest.raises(
+        UserError, match=r"losses\.balance_scope='group': all tokens are one group: set selection.group_"
+    ):
+        AUXILIARY["balance"].check(override(scoped, {"losses.balance": 0.1}))
 
 
 def test_an_arm_that_is_another_one_here_is_not_compared_with_it(small, caplog):

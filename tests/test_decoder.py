@@ -313,6 +313,14 @@ def test_rotary_products_depend_on_distance_alone():
             {"selection.capacity_factor": 0.75, "selection.priority": "score"},
             r"selection.priority='score': a decoder queues its tokens in their order \(causal\); use causal",
         ),
+        (
+            {"selection.eval.name": "soft", "dispatch": "slots"},
+            "selection.eval.name='soft': dispatch 'slots' needs a sp",
+        ),
+        (
+            {"selection.eval.capacity_factor": 1.0, "mesh.data": 2},
+            r"selection.group_size=0: 2 devices cannot share its groups of 32 tokens a step; use .*group_size=16",
+        ),
     ],
 )
 def test_settings_that_a_decoder_cannot_have(changes, refusal):

@@ -168,6 +168,8 @@ def test_impossible_schedules_and_tables_are_refused():
             r"^config key router.experts_per_id=1: must be selection.k=2, as",
         ),
         ({"router.name": "stable", "data.name": "gmm", "model": "moe", "dispatch": "dense"}, r"router.name='stable'"),
+        ({"router.name": "hash"}, r"^config key selection.k=2: must be 1, as router.name=hash has fixed experts"),
+        ({"router.name": "oracle", "router.experts_per_id": 1}, r"router.experts_per_id=1: must be selection.k=2"),
     ):
         with pytest.raises(UserError, match=words):
             validate(settings(**changes))

@@ -11,7 +11,7 @@ from routed.contracts import UserError
 from routed.experts.ffn import Ffn
 from routed.experts.mlp import Mlp
 from routed.layer import model_losses, model_rules, selection
-from routed.layer.auxiliary import auxiliary
+from routed.layer.auxiliary import AUXILIARY, auxiliary
 from routed.layer.dispatch.direct import combine_weights
 from routed.layer.moe import MoE
 from routed.layer.rule import SelectionRule
@@ -139,6 +139,9 @@ def test_the_load_loss_by_hand():
         jnp.array([[0.0, 1.0], [9.0, 0.0]]), jnp.array([[0.0, 1.0], [9.0, 0.0]]), 1.0, 1, jnp.array([True, False])
     )
     assert float(padded) == pytest.approx(0.029129 / 0.329328**2, rel=1e-4)
+    config = override(base(), {"selection.name": "relu", "losses.load": 0.1})
+    with pytest.raises(UserError, match=r"losses.load=0.1: selection.name=relu has no k; set it to 0"):
+        AUXILIARY["load"].check(config)
     found = auxiliary(select(SelectionRule(k=1), scores), {"load": 1.0})[1]["load"]
     assert float(found) == pytest.approx(0.029129 / 0.329328**2, rel=1e-4)
 

@@ -68,6 +68,18 @@ def test_a_frozen_router_stays_in_every_phase(small):
     assert not equal(start["params"]["experts"], late["params"]["experts"])
 
 
+def test_a_phase_has_its_own_rate_of_the_balancing_bias(small):
+    """A step moves an expert's bias by the rate, or not at all: .5 a step, then nothing (DeepSeek-V3 ends with 0)."""
+    rate = TOP2 | {"selection.balance_rate": 0.5}
+    _, early, late = states(small, 3, 3, **rate, phases=("until=3", "selection.balance_rate=0.0"))
+    bias = early["state"]["balance"]["bias"]
+    assert bool((bias % 0.5 == 0).all()) and float(jnp.abs(bias).max()) >= 0.5
+    assert equal(bias, late["state"]["balance"]["bias"])
+    assert not equal(early["params"], states(small, 3, **TOP2)[-1]["params"])  # the bias chose
+    phased = ("until=3 selection.name=expert_choice selection.balance_rate=0.0", "")
+    assert not states(small, 3, **rate, phases=phased)[-1]["state"]["balance"]["bias"].any()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("word", ["losses.balance=5", "losses.entropy=5"])
 def test_a_loss_counts_in_its_phase_only(small, word):
@@ -177,6 +189,7 @@ def test_a_phase_that_trains_nothing_is_refused(small, caplog):
             r"config key selection.competition_rate=1.5: must be in \[0, 1\]",
         ),
         (("until=3 selection.schedule=never", ""), "selection.schedule='never': must be one of constant, root"),
+        (("until=3 selection.balance_rate=0.1", ""), "selection.balance_rate=0.1: needs a bias from step 0: set it"),
         (("until=3 selection.eval.k=1", ""), "selection.eval.k is of evaluations, which are the same in all phases"),
     ],
 )
@@ -226,6 +239,7 @@ def test_a_coefficient_that_cannot_be_steered_is_refused(small):
         ),
         ({"losses.l1": 0.0}, "multiplies losses.l1, which is 0"),
         ({"losses.l1_gates": 64.0}, "must be below experts.count="),
+        ({"phases": ("until=3", "losses.l1=0.1")}, r"\('l1', 0.1\)\]: a coefficient that training moves has one start"),
     ):
         config = override(small, RELU | {"losses.l1_gates": 2.0} | changes)
         with pytest.raises(UserError, match=message):

@@ -149,7 +149,6 @@ SMALLEST = {
     },
     "images": {"STEPS": 1, "EXPERIMENT": "experiments/chen_images.py:gates,smoke", "CHANGES": ["data.images=patterns"]},
     "scaling": {"MESHES": ((2, 4),), "in_new_process": lambda code: 1.0},
-    "tables": {"RUNS": (1_000,)},
     "trace": {"TOKENS": 2048, "MANY": 4096, "CHUNK": 2048, "DEEP": trace.Shape(4, 8, 2)},
 }  # fmt: skip
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
+from routed.layer.auxiliary import auxiliary
+from routed.layer.model_losses import load
 from routed.layer.rule import selection_rule
 from routed.models.decoder import decoder
 from routed.models.t5 import t5
@@ -16,6 +18,7 @@ from routed.plan.config import base, canonical, problem_of, traced
 from routed.plan.runs import decisive, plan_runs
 from routed.settings.tree import node_of, override
 from routed.training import program
+from routed.training.objective import training_loss
 from tests.parallel_case import loss_and_gradients, make_mesh
 from tests.test_decoder import TINY, rows
 
@@ -126,6 +129,36 @@ def flat(config):
     }
 
 
+def test_a_layer_has_the_loss_of_its_own_router_alone():
+    """The stable router computes a loss in both layers; it is minimised in those that route by it."""
+    batch, minimised = rows(), []
+    for text in ("first=1 router.name=stable", "first=2 router.name=stable"):
+        config = canonical(settings(text, **{"router.teach_steps": 1}))
+        problem = problem_of(config).build(config, 0, None)
+        params, state = jax.jit(problem.model.init)(jax.random.key(0), batch)
+        still = jnp.zeros(2, bool)
+        step = functools.partial(training_loss, problem, config, batch, jax.random.key(1), 0, still=still)
+        total, (task, _, moved, *_) = jax.jit(step)(params, state, {})
+        (by_layer,) = jax.tree.leaves(moved["objective"])
+        minimised.append((float(total - task), by_layer))
+    (first, losses), (both, _) = minimised
+    assert first == pytest.approx(float(losses[0]), rel=1e-3) and both == pytest.approx(float(losses.sum()), rel=1e-3)
+
+
+def test_layers_of_fewer_experts_have_the_load_loss_of_their_own_k():
+    config, model, params, state = ready(decoder, "last=1 selection.k=1", **{"losses.load": 0.1})
+    (routing, _) = model.apply(params, state, rows(), selection_rule(config.selection), "dense").sites["decoder"]
+    for layer, k in enumerate((2, 1)):
+        of_layer = jax.tree.map(lambda a, layer=layer: a[layer], routing)
+        loss, scores = auxiliary(of_layer, {"load": 1.0})[1]["load"], of_layer.scores
+        assert float(loss) == pytest.approx(float(load(scores, scores, 1.0, k)), rel=1e-5)
+
+
+def test_a_layer_of_more_experts_than_an_evaluation_gives_is_refused():
+    with pytest.raises(UserError, match=r"set selection.k and selection.eval.k to the most of all layers"):
+        validate(settings("first=1 selection.k=2", **{"selection.eval.k": 1}))
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -138,7 +171,7 @@ def flat(config):
         ("first=1 router.learning_rate=1", "router.learning_rate cannot be that of single layers"),
         ("first=1 router.name=conv", "router.name='conv': routes rows or patches or images"),
         ("first=1 router.name=oracl", "router.name='oracl': must be one of"),
-        ("first=1 selection.k=3", "set selection.k to the most of all layers"),
+        ("first=1 selection.k=3", "set selection.k and selection.eval.k to the most of all layers"),
         (
             "first=1 selection.name=relu",
             "selection.name=relu is that of all layers or of none; use one of top_k, sigmoid",

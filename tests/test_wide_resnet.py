@@ -163,6 +163,8 @@ def test_flops_are_those_of_the_parameters(config):
         ({"resnet.patch": 3}, "resnet.patch=3: does not divide the 2 positions of a side of the last map; use 2"),
         ({"selection.patches": 5}, "selection.patches=5: is more than the patches of a sample"),
         ({"selection.name": "soft"}, "selection.name='soft': experts of model='wide_resnet_moe' take patches"),
+        ({"router.name": "hyper"}, "router.name='hyper': reads labels or has a state, which a map has not"),
+        ({"router.name": "decisive"}, "router.name='decisive': reads labels or has a state"),
         ({"dispatch": "ragged"}, "dispatch='ragged': model='wide_resnet_moe' has 'slots'"),
         ({"data.name": "gmm", "data.target": "constant", "loss": "squared"}, "model='wide_resnet_moe'"),
     ],

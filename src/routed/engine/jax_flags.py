@@ -13,26 +13,8 @@ import jax
 
 from routed.contracts import UserError
 
-#: Flags of `jax.config` that may change numbers, with the defaults of JAX 0.10 and 0.11. tests/test_command_line.py
-#: compares both tables with JAX's list: a new flag belongs into one of them.
-_DEFAULTS = """
-eager_constant_folding=False jax_allow_f16_reductions=True jax_compiler_enable_remat_pass=True jax_custom_jvp3=False
-jax_custom_vjp3=False jax_default_matmul_precision=None jax_default_prng_impl=threefry2x32 jax_disable_jit=False
-jax_disable_most_optimizations=False jax_embedded_constants_max_bytes=32 jax_enable_x64=False
-jax_exec_time_optimization_effort=0.0 jax_explicit_x64_dtypes=1 jax_high_dynamic_range_gumbel=False
-jax_memory_fitting_effort=0.0 jax_memory_fitting_level=O2 jax_mock_gpu_topology= jax_no_execution=False
-jax_numpy_dtype_promotion=standard jax_optimization_level=UNKNOWN jax_pallas_poison_buffers=False
-jax_pallas_use_mosaic_gpu=True jax_ragged_dot_use_gpu_pallas_triton_lowering=False
-jax_ragged_dot_use_ragged_dot_instruction=True jax_random_seed_offset=0 jax_refs_to_pins=False jax_remat3=False
-jax_remat_barrier_no_cotangents=False jax_scan3=False jax_softmax_custom_jvp=False
-jax_threefry_gpu_kernel_lowering=False jax_threefry_partitionable=True jax_use_direct_linearize=True
-jax_use_emit_pipeline_primitive=False jax_use_hlo_logistic_lowering=None jax_use_magma=auto jax_use_rgv3=True
-jax_use_shardy_partitioner=True jax_use_simplified_jaxpr_constants=False mock_num_gpu_processes=0
-"""
-NUMBERS = dict(item.split("=") for item in _DEFAULTS.split())
-
 #: Flags that change no number, as patterns of families and names: devices and transfers, caches, logs, checks that end
-#: in an error, experiments without a part in these programs.
+#: in an error, experiments without a part in these programs. Any other flag may change numbers.
 HARMLESS = re.compile(
     r"check_vma|jax2tf_\w+|jax_(\w+_cache_\w+|compilation_cache_\w+|raise_persistent_cache_errors|cpu_\w+|"
     r"cross_host_\w+|debug_\w+|distributed_\w+|dump_\w+|mtls_\w+|"
@@ -65,10 +47,9 @@ def refuse_changed() -> None:
       UserError: names the flag, its value, and the way to leave it alone.
     """
     for name, value in values().items():
-        if name not in FIRST and name not in NUMBERS:  # of another package, such as jax.test_util
+        if name not in FIRST:  # of another package, such as jax.test_util
             continue
-        is_set = name.upper() in os.environ or value != FIRST.get(name)
-        if is_set and not HARMLESS.fullmatch(name) and str(value) != NUMBERS.get(name):
+        if (name.upper() in os.environ or value != FIRST[name]) and not HARMLESS.fullmatch(name):
             raise UserError(
                 f"{name.upper()}={value} is set, which may change numbers, and no run records it: unset it (in a file:"
                 f" leave {name} as it is)"

@@ -111,9 +111,11 @@ _SCOPED = When(
 )
 
 
-def _check_pooled(config: ConfigDict) -> None:
-    """Refuses the scope of all layers together where the only balance loss is taken layer by layer."""
+def _check_scope(config: ConfigDict) -> None:
+    """Refuses groups without a size, and the scope of all layers where a balance loss is taken layer by layer."""
     losses = config.losses
+    if losses.balance_scope == "group" and not config.selection.get("group_size", 0):
+        refuse("losses.balance_scope", "group", "all tokens are one group: set selection.group_size to those of a row")
     if losses.balance_scope == POOLED and losses.balance_sigmoid and not losses.balance:
         refuse("losses.balance_scope", POOLED, "is a scope of losses.balance, which is 0; use batch or group")
 
@@ -138,7 +140,7 @@ AUXILIARY: dict[str, Auxiliary] = {
                 when=_SCOPED,
             ),
         },
-        check=_check_pooled,
+        check=_check_scope,
     ),
     "importance": Auxiliary(
         lambda inputs: importance(inputs.probs, inputs.mask), "squared variation of the experts' summed probabilities"

@@ -25,12 +25,12 @@ FORM = (
 class LayerRules(NamedTuple):
     """Selections of the layers [S] of a stack: kinds, as changes of the stack's rule, and the kind of each layer.
 
-    `rates` are those of the balancing bias [S].
+    `rates` are those of the balancing bias [S]; None: the rate of the stack.
     """
 
     changes: tuple[Mapping[str, Any], ...]
     kinds: tuple[int, ...]
-    rates: tuple[float, ...]
+    rates: tuple[float | None, ...]
 
 
 def select_in_layer(
@@ -96,7 +96,7 @@ def rules_of(config: Any) -> LayerRules | None:
         given.append({name: SELECTED[name](text) for name, text in named.items() if text is not None})
     if not any(given):
         return None
-    rates = tuple(of.pop("balance_rate", config.selection.balance_rate) for of in given)
+    rates = tuple(of.pop("balance_rate", None) for of in given)
     changes, kinds = numbered(given)
     return LayerRules(changes, kinds, rates)
 

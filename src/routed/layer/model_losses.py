@@ -21,7 +21,7 @@ LIMITS = (1e-20, 1e20)
 
 
 def load(
-    scores: Float[Array, "T E"], noisy: Float[Array, "T E"], std: float, k: int, mask: Bool[Array, " T"] | None = None
+    scores: Float[Array, "T E"], noisy: Float[Array, "T E"], std: float, k: Any, mask: Bool[Array, " T"] | None = None
 ) -> Scalar:
     """Returns the squared variation over experts of the chance that a token chooses them: 0 where all have the same.
 
@@ -29,7 +29,7 @@ def load(
     token: 1 - Phi((threshold - score) / std), mean over tokens (Shazeer et al. 2017, appendix A, as vmoe has it, for
     whom it is std^2 / mean^2).
     """
-    threshold = jax.lax.top_k(noisy, k)[0][:, -1:]
+    threshold = jnp.take_along_axis(jnp.sort(noisy, axis=1, descending=True), jnp.full((len(noisy), 1), k) - 1, axis=1)
     chance = 1 - norm.cdf((threshold - scores) / std)
     real = jnp.ones(len(scores), bool) if mask is None else mask
     mean = jnp.where(real[:, None], chance, 0).sum(0) / jnp.maximum(real.sum(), 1)
@@ -78,8 +78,17 @@ def adapted(losses: Any, coefficient: Scalar | float, scores: Sequence[Float[Arr
 
 def _load(inputs: LossInputs) -> Scalar:
     routing, scores = inputs.routing, inputs.routing.scores
-    k = max(1, len(routing.token) // len(scores)) if isinstance(routing, Routing) else 1
-    return load(scores, jax.lax.stop_gradient(scores), inputs.losses.load_std, min(k, scores.shape[1]), inputs.mask)
+    k: Any = max(1, len(routing.token) // len(scores)) if isinstance(routing, Routing) else 1
+    k = min(k, scores.shape[1])
+    if isinstance(routing, Routing) and routing.chosen is not None:  # layers of fewer experts
+        k = routing.chosen.reshape(len(scores), k).sum(1, keepdims=True)
+    return load(scores, jax.lax.stop_gradient(scores), inputs.losses.load_std, k, inputs.mask)
+
+
+def _check_load(config: ConfigDict) -> None:
+    """Refuses selections without a number of experts that a token chooses."""
+    if config.losses.load and SELECTIONS[config.selection.name].open:
+        refuse("losses.load", config.losses.load, f"selection.name={config.selection.name} has no k; set it to 0")
 
 
 AUXILIARY["balance_sigmoid"] = Auxiliary(
@@ -97,6 +106,7 @@ AUXILIARY["load"] = Auxiliary(
             when=When(lambda config: config.losses.load > 0, "losses.load > 0"),
         )
     },
+    check=_check_load,
 )
 
 

@@ -116,11 +116,18 @@ class MoE(nn.Module):
         y, routing = forward(self, Tokens(tokens, scored, real, context))
         return y if common is None else common.astype(self.dtype or common.dtype) + y, routing
 
-    def scores(self, x: Float[Array, "T ..."], context: dict[str, Any]) -> Float[Array, "T E"]:
-        """Returns the router's scores times the sharpness, plus the offset, without noise."""
+    def scores(self, x: Float[Array, "T ..."], context: dict[str, Any], moves: bool = True) -> Float[Array, "T E"]:
+        """Returns the router's scores times the sharpness, plus the offset, without noise.
+
+        The call `moves` the router's own state, as one call of a step must.
+        """
+        router: Callable[..., Array] = self.router
+        if not moves and isinstance(self.router, nn.Module) and not self.is_initializing():
+            alone, variables = self.router.unbind()
+            router = partial(alone.apply, variables)  # type: ignore[assignment]
 
         def checked(x: Array, **context) -> Array:
-            scores = self.router(x, **context)
+            scores = router(x, **context)
             check_scores(scores, x.shape, self.num_experts, type(self.router).__name__)
             return scores
 
@@ -146,15 +153,16 @@ class MoE(nn.Module):
         preference = self.moved(preference, "choice")
         layer, rules = tokens.context.get("layer"), self.layer_rules
         pick = partial(self.select, weighing, layer=layer, preference=preference, mask=tokens.mask)
-        rate = self.balance_rate if rules is None else jnp.asarray(rules.rates)[layer]
-        if not self.balance_rate and not (rules and any(rules.rates)):
+        rates = [self.balance_rate if rate is None else rate for rate in (rules.rates if rules else (None,))]
+        if not any(rates) and not self.has_variable("balance", "bias"):
             return pick()._replace(scores=plain)  # auxiliary losses read the scores as they are
-        if rules is None and self.is_mutable_collection("balance") and not SELECTIONS[self.rule.name].biased:
+        if self.balance_rate and self.is_mutable_collection("balance") and not SELECTIONS[self.rule.name].biased:
             biased = ", ".join(name for name, part in SELECTIONS.items() if part.biased)
             raise UserError(f"balance_rate={self.balance_rate}: {self.rule.name} takes no bias; use 0, or {biased}")
         bias = self.variable("balance", "bias", jnp.zeros, self.num_experts)
         routing = pick(bias=bias.value)
         if self.is_mutable_collection("balance") and not self.is_initializing():
+            rate = rates[0] if rules is None else jnp.asarray(rates)[layer]
             bias.value = load.rebalanced(bias.value, load.load_of(routing, tokens.mask)[0], rate)
         return routing._replace(scores=plain)
 

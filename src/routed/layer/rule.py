@@ -28,6 +28,11 @@ class SelectionRule(NamedTuple):
     capacity_multiple: int = 1  # places are rounded up to it (vmoe)
     settings: Any = None  # the config node, for selections with settings of their own
 
+    @property
+    def balance_rate(self) -> float:
+        """The rate of the balancing bias in training, or in a phase of it; evaluations do not move the bias."""
+        return self.settings.balance_rate if self.settings and "balance_rate" in self.settings else 0.0
+
 
 def selection_rule(node: Any, *, evaluation: bool = False) -> SelectionRule:
     """Returns the rule of a config node `selection`; its node `eval` overrides the keys that it has."""

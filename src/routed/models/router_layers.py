@@ -92,8 +92,9 @@ def check_layers(config: ConfigDict) -> None:
     for change in changes_by_layer(config) if config.router.layers else ():
         if not {"selection.name", "selection.k", "selection.renormalise"} & {*change}:
             continue
-        if change.get("selection.k", 0) > config.selection.k:
-            refuse(KEY, config.router.layers, "set selection.k to the most of all layers, and less in the others")
+        if change.get("selection.k", 0) > min(config.selection.k, config.selection.eval.k):
+            reason = "set selection.k and selection.eval.k to the most of all layers, and less in the others"
+            refuse(KEY, config.router.layers, reason)
         names = (config.selection.name, config.selection.eval.name, change.get("selection.name", config.selection.name))
         for name in names:
             part = SELECTIONS[name]

@@ -65,7 +65,7 @@ class _Functions:
             rule=rule,
             dispatch=dispatch,
             noise=config.router.noise,
-            balance_rate=config.selection.balance_rate,
+            balance_rate=rule.balance_rate,
             **noise_settings(config),
         )
 

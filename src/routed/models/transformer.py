@@ -199,7 +199,7 @@ def moe_layer(plan: Plan, stack: str, tokens: int) -> MoE:
         dispatch=plan.dispatch,
         noise=config.router.noise,
         **noise_settings(config),
-        balance_rate=config.selection.balance_rate,
+        balance_rate=plan.rule.balance_rate,
         mesh=plan.mesh,
         layer_rules=None if plan.layers is None else plan.layers.rules,
         name="moe",

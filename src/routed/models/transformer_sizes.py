@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.experts import EXPERTS
+from routed.layer.dispatch import reason_against
 from routed.layer.dispatch.parallel import devices_of_run
 from routed.layer.layer_rules import rules_of
 from routed.layer.rule import SelectionRule, selection_rule
@@ -258,15 +259,18 @@ def _check(config: ConfigDict, tokens: tuple[int, ...], unit: str) -> None:
     devices = devices_of_run(config)
     if config.batch_size % devices:
         refuse("batch_size", config.batch_size, f"{devices} devices cannot share it; use a multiple of {devices}")
-    if (
-        is_sparse(config)
-        and not groupless(selection_rule(config.selection))
-        and not whole_groups(tokens, config.selection.group_size, devices)
-    ):
+    if is_sparse(config) and (conflict := reason_against(config.dispatch, config.selection.eval.name)):
+        refuse("selection.eval.name", config.selection.eval.name, conflict)
+    queued: tuple[int, ...] = ()
+    if is_sparse(config) and not groupless(selection_rule(config.selection)):
+        queued += tokens
+    if is_sparse(config) and not groupless(selection_rule(config.selection, evaluation=True)):
+        queued += tuple(n // config.batch_size * min(config.batch_size, config.data.eval_rows) for n in tokens)
+    if queued and not whole_groups(queued, config.selection.group_size, devices):
         raise UserError(
             f"config key selection.group_size={config.selection.group_size}: {devices} devices cannot share its groups "
-            f"of {' and '.join(map(str, tokens))} tokens {unit}; use"
-            f" selection.group_size={shared_group(tokens, config.selection.group_size, devices)}"
+            f"of {' and '.join(map(str, dict.fromkeys(queued)))} tokens {unit}; use"
+            f" selection.group_size={shared_group(queued, config.selection.group_size, devices)}"
         )
     if config.experts.count % config.mesh.expert:
         fits = max(n for n in range(1, config.mesh.expert + 1) if config.experts.count % n == 0)

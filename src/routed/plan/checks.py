@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError, nearest
 from routed.experts import EXPERTS
+from routed.layer.auxiliary import steered
 from routed.layer.dispatch import reason_against
 from routed.layer.selection import SELECTIONS
 from routed.plan.config import (
@@ -58,6 +59,9 @@ def validate(config: ConfigDict) -> None:
     for variant in (variants := variants_of(config)):
         for key, value in flatten(variant).items():
             _check_value(key, value, settings[key])
+    moving = {item for variant in variants for item in steered(variant.losses).items()}
+    if len(moving) > len(dict(moving)):
+        refuse("phases", config.phases, f"{sorted(moving)}: a coefficient that training moves has one start")
     for variant in variants:
         read = canonical(variant)
         _check_parts(read, data, problem)

@@ -57,8 +57,7 @@ def points_of_command(
 
     Raises:
       UserError: a key that is both given and swept, or swept twice; a key from which the figure computes others; an
-        error
-        of `points_of_flags`.
+        error of `points_of_flags`.
     """
     points = sweep(config)
     if not isinstance(points, tuple | list) or not all(isinstance(point, Mapping) for point in points):

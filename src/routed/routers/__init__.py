@@ -14,6 +14,7 @@ from routed.routers.fixed import (
     OracleRouter,
     RandomRouter,
     balanced_table,
+    check_choices,
     check_table,
 )
 from routed.routers.product import (
@@ -74,7 +75,7 @@ ROUTERS: dict[str, Router] = {
         tokens=("rows", "hidden"),
         settings={"hidden": Setting(256, "units of the frozen network that makes its weights", at_least(1))},
     ),
-    "hash": Router(lambda node, experts: HashRouter(experts), tokens=(), learns=False),
+    "hash": Router(lambda node, experts: HashRouter(experts), tokens=(), learns=False, check=check_choices),
     "hash_id": Router(
         lambda node, experts: HashIdRouter(experts, node.vocabulary, node.experts_per_id),
         tokens=(),
@@ -112,6 +113,7 @@ ROUTERS: dict[str, Router] = {
             )
         },
         reads=("experts_per_id",),
+        check=check_choices,
     ),
     "random": Router(
         lambda node, experts: RandomRouter(experts, node.resample),

@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 
 from routed.contracts.ties import highest
 from routed.settings.setting import refuse
-from routed.settings.tree import value_of
 
 #: Softmax of a gap this wide is exactly 0 and 1 in float32.
 CERTAIN = 1e4
@@ -150,8 +149,18 @@ class RandomRouter(nn.Module):
 
 def check_table(config: ConfigDict) -> None:
     """Refuses a table of token ids that is not that of the text, and other experts per token than the selection's."""
-    for key, source in (("router.vocabulary", "data.vocabulary"), ("router.experts_per_id", "selection.k")):
-        if key.partition(".")[2] in config.router and (now := value_of(config, key)) != (
-            of := value_of(config, source)
-        ):
-            refuse(key, now, f"must be {source}={of}, as the router has fixed experts for each token id")
+    vocabulary = config.data.vocabulary
+    if (size := config.router.get("vocabulary", vocabulary)) != vocabulary:
+        refuse("router.vocabulary", size, f"must be data.vocabulary={vocabulary}: the router has a table of token ids")
+    check_choices(config)
+
+
+def check_choices(config: ConfigDict) -> None:
+    """Refuses more or fewer experts per token than the router names: others would be chosen by their order."""
+    per_id, reason = config.router.get("experts_per_id"), f"as router.name={config.router.name} has fixed experts"
+    for key, node in (("selection.k", config.selection), ("selection.eval.k", config.selection.eval)):
+        k = node.get("k", per_id or 1)
+        if per_id is None and k != 1:
+            refuse(key, k, f"must be 1, {reason}: one for each token")
+        if per_id not in (None, k):
+            refuse("router.experts_per_id", per_id, f"must be {key}={k}, {reason} for each token id or cluster")

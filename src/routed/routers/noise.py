@@ -37,8 +37,8 @@ class ScoreNoise(nn.Module):
 
 
 def jitter(key, x: Float[Array, "T ..."], scale: float) -> Float[Array, "T ..."]:
-    """Returns x times uniform factors on [1 - scale, 1 + scale] (Fedus et al. 2022), for the router only."""
-    return x * jax.random.uniform(key, x.shape, x.dtype, 1 - scale, 1 + scale)
+    """Returns float32 x times uniform factors on [1 - scale, 1 + scale] (Fedus et al. 2022), for the router only."""
+    return x.astype(jnp.float32) * jax.random.uniform(key, x.shape, jnp.float32, 1 - scale, 1 + scale)
 
 
 class Noise(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+import routed.papers.ours  # noqa: F401 (the task crossed)
 from routed.engine.rows import swept_columns
 from routed.plan.points import Point, chain, product
 from routed.settings.renamed import with_old_names

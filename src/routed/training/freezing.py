@@ -39,13 +39,16 @@ def keep(still: Bool[Array, "*S"], layers: Any, old: Any, new: Any, trained: boo
     )
 
 
+def unused_layers(layers: Any, path: tuple[Any, ...]) -> np.ndarray:
+    """Returns True for each sparse layer [S] that has a router of another kind than the leaf of this path."""
+    kinds, names = np.array(layers.kinds), [str(getattr(key, "key", "")) for key in path]
+    return np.any([kinds != int(name.removeprefix(KIND)) for name in names if name.startswith(KIND)] or [[False]], 0)
+
+
 def _kept(still, layers: Any, path: tuple[Any, ...], before: Array, after: Array, trained: bool) -> Array:
     if layers is None:
         return jnp.where(still, before, after)
-    kinds, names = np.array(layers.kinds), [str(getattr(key, "key", "")) for key in path]
-    for name in names:
-        still |= kinds != int(name.removeprefix(KIND)) if name.startswith(KIND) else False
-    rests = still | (trained & ~np.array(layers.learns)[kinds])
+    rests = still | unused_layers(layers, path) | (trained & ~np.array(layers.learns)[np.array(layers.kinds)])
     return jnp.where(rests.reshape(-1, *[1] * (before.ndim - 1)), before, after)
 
 

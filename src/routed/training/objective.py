@@ -17,7 +17,7 @@ from routed.layer.selection import SELECTIONS, group_of
 from routed.metrics.load import load_of
 from routed.models.model import ModelPart, Site
 from routed.models.router_layers import Layers
-from routed.training.freezing import still_layers
+from routed.training.freezing import still_layers, unused_layers
 from routed.training.problem import Problem
 
 #: The Flax collection in which a router may leave a further loss for each layer.
@@ -43,8 +43,9 @@ def training_loss(problem: Problem, config: Any, batch, key: PRNGKeyArray, step,
         total += weighted
     of_selection = selection_loss(rule, outputs.sites, by_layer=bool(still.ndim))
     total += jnp.where(still, 0.0, of_selection).sum() if still.ndim else jnp.where(still, 0.0, of_selection)
-    for loss in jax.tree.leaves(outputs.state.get(OBJECTIVE, {})):
-        total += jnp.where(still, 0.0, loss).sum() if still.ndim else jnp.where(still, 0.0, loss.sum())
+    for path, loss in jax.tree_util.tree_leaves_with_path(outputs.state.get(OBJECTIVE, {})):
+        rests = still if layers is None else still | unused_layers(layers, path)
+        total += jnp.where(rests, 0.0, loss).sum() if still.ndim else jnp.where(still, 0.0, loss.sum())
     moved = _moved(config, outputs.sites, moving, still)
     return total, (reported, problem.wrong(config, outputs, batch), outputs.state, moved, own_values)
 

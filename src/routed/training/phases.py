@@ -120,6 +120,10 @@ def _phase(config: ConfigDict, text: str) -> Phase:
                 )
             elif key.startswith(NODES) or key in KEYS:
                 changes[key] = parse(config, key, value)
+                if key == "selection.balance_rate" and changes[key] and not config.selection.balance_rate:
+                    refuse(
+                        key, changes[key], "needs a bias from step 0: set it outside of phases, and 0 in other phases"
+                    )
             else:
                 raise ValueError
         except ValueError:

@@ -65,7 +65,12 @@ def _check_patches(config: ConfigDict) -> None:
             rule.patch_weights,
             "gives the router no gradient; set router.frozen=true (if it is meant: selection.no_gradient=true)",
         )
-    if "initial_entropy" in router and router.initial_entropy > 0 and rule.patch_weights in CONSTANT_GATES:
+    if (
+        SELECTIONS[rule.name].within_samples
+        and "initial_entropy" in router
+        and router.initial_entropy > 0
+        and rule.patch_weights in CONSTANT_GATES
+    ):
         refuse(
             "router.initial_entropy",
             router.initial_entropy,

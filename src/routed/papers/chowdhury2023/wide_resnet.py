@@ -236,7 +236,7 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
         keys = jax.random.split(key, 4)
         x, first = Trunk(node, True, whole=False).init_with_output(keys[0], batch.x[:2])
         tokens = _cut(x, patch)
-        routing = router.init(keys[1], tokens, step=0).get("params", {})
+        routing = router.init(keys[1], tokens.reshape(len(tokens), -1), step=0).get("params", {})
         routing = jax.tree.map(lambda a: STD * a / jnp.maximum(a.std(), 1e-12), routing)
         experts = jax.vmap(lambda e: expert.init(jax.random.fold_in(keys[2], e), tokens[:1])["params"])(
             jnp.arange(count)
@@ -253,7 +253,7 @@ def wide_resnet_moe(config: ConfigDict, mesh: Mesh | None = None) -> Model:
             tokens = _cut(x, patch)
             rngs = {"noise": key} if key is not None else {}
             apply_router = partial(router.apply, {"params": params["router"]}, rngs=rngs)
-            scores = layer_scores(apply_router, tokens, {"step": step})
+            scores = layer_scores(apply_router, tokens.reshape(len(tokens), -1), {"step": step})
             routing = select(rule, scores)
             compute = APART[dispatch] if key is not None else apart
             y = compute(
@@ -353,6 +353,11 @@ def check(config: ConfigDict) -> None:
 def check_patches(config: ConfigDict) -> None:
     """Refuses patches that do not tile the last map, and selections that do not choose among a sample's patches."""
     check(config)
+    router, token = ROUTERS[config.router.name], jnp.zeros((1, config.resnet.patch**2 * WIDTHS[-1]))
+    module = router.make(node_of(config).router, config.experts.count)
+    if router.needs or {*jax.eval_shape(partial(module.init, step=0), jax.random.key(0), token)} - {"params"}:
+        reason = "reads labels or has a state, which a map has not; use linear, mlp, cosine or projected"
+        refuse("router.name", config.router.name, reason)
     side, patch = side_of_map(config), config.resnet.patch
     if side % patch:
         size = max(n for n in range(1, min(patch, side) + 1) if side % n == 0)

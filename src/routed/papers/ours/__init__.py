@@ -1,8 +1,8 @@
-"""Questions of this project: arms, probes, charts, kinds of claims and a source of text of their experiments."""
+"""Questions of this project: arms, probes, charts, kinds of claims, a task and a source of text of experiments."""
 
 from routed.analysis.claims import KINDS
 from routed.analysis.plots import PLOTS
-from routed.papers.ours import dialects
+from routed.papers.ours import crossed, dialects
 from routed.papers.ours.crossing import Crossing, RecoveredGap
 from routed.papers.ours.dialect_floors import floors
 from routed.papers.ours.law_charts import AXES_PLOT, FORETOLD_PLOT
@@ -10,6 +10,7 @@ from routed.papers.ours.regret import REGRET
 from routed.papers.ours.regret_chart import PARTS_PLOT
 from routed.papers.ours.shares_chart import SHARES_PLOT
 from routed.plan.arms import ARMS, BY_DISTANCE, TOP1, Arm, Match
+from routed.tasks import TASKS
 from routed.tasks.text.sources import SOURCES, TextSource
 from routed.training.probes import PROBES
 
@@ -51,6 +52,7 @@ ARMS |= {
     "oracle_dialect": Arm({"router.frozen": True, "router.name": "oracle"}, "oracle (true dialect)", "#000000"),
 }
 PROBES["regret"] = REGRET
+TASKS["crossed"] = crossed.TASK
 KINDS[Crossing.kind] = Crossing
 KINDS[RecoveredGap.kind] = RecoveredGap
 

@@ -49,7 +49,7 @@ def _logarithmic(label: str, key: str, by: str = "") -> Axis:
 
 
 #: Key -> axis that it moves. The coordinate of separation is that of the relevant clusters, c sqrt(1 - s)
-#: (`tasks.crossed`).
+#: (`crossed`).
 AXES = {
     "data.separation": Axis(
         "separation",

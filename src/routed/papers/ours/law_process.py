@@ -80,8 +80,7 @@ def _kernels(axes: int) -> dict[str, Kernel]:
 def _cross_validated(kernel: Kernel, x: Float[np.ndarray, "N A"], gaps: Float[np.ndarray, " N"]) -> dict[str, float]:
     """Returns scores of a kernel on gaps of folds that are left out of its fit.
 
-    `log_density`, the mean log N(gap; mean, deviation^2), chooses the form; the other scores are those of
-    `SCORES`.
+    `log_density`, the mean log N(gap; mean, deviation^2), chooses the form; the other scores are those of `SCORES`.
     """
     mean, deviation = np.empty(len(gaps)), np.empty(len(gaps))
     for rest, out in KFold(FOLDS, shuffle=True, random_state=0).split(x):

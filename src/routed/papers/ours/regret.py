@@ -50,9 +50,8 @@ UNTRAINED = 1.0
 #: series is.
 FEW, TERMS = 20.0, 64
 
-#: Linear experts: the least expected training samples of a cell for each feature, and the share of tokens in cells
-#: with fewer above which nothing is predicted: least squares diverges in such cells, and gradients stop before it
-#: does.
+#: Linear experts: the least expected training samples of a cell for each feature, and the share of tokens in cells with
+#: fewer above which nothing is predicted: least squares diverges in such cells, and gradients stop before it does.
 ENOUGH, OUTSIDE = 2.0, 0.05
 
 COLUMNS = {

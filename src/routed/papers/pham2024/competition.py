@@ -86,8 +86,9 @@ def _begin(layer: MoE, tokens: Tokens) -> Competition:
     key = layer.make_rng("noise") if layer.has_rng("noise") else None
     coin, draws = jax.random.split(key) if key is not None else (None, None)
     active = jnp.array(True) if coin is None else is_active(layer.rule, coin, tokens.context.get("step", 0))
-    detached = layer.scores(jax.lax.stop_gradient(tokens.scored), tokens.context)
-    teacher = layer.scores(tokens.scored, tokens.context) if layer.rule.settings.distillation_trunk else detached
+    score = partial(layer.scores, context=tokens.context, moves=False)
+    detached = score(jax.lax.stop_gradient(tokens.scored))
+    teacher = score(tokens.scored) if layer.rule.settings.distillation_trunk else detached
     return Competition(active, detached, teacher, draws)
 
 
