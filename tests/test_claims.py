@@ -127,6 +127,16 @@ def test_a_users_kind_needs_no_edit_of_the_package(monkeypatch):
     assert sure["p_adjusted"] == 0.02 and unsure["verdict"] == "supported"
     (strict,) = judge((claims[1].replace(alpha=0.01),), table(), base(), ["data.samples"])
     assert strict["verdict"] == "inconclusive"
+    monkeypatch.setattr(Even, "judge", lambda self, rows: None if self.p > 0.02 else Even.fails())
+    broken, empty, other = judge((*claims, order()), table(), base(), ["data.samples"])
+    assert broken["reason"] == "its kind ended in an error: AttributeError: type object 'Even' has no attribute 'fails'"
+    assert "TypeError" in empty["reason"] and broken["verdict"] == "not judged" and other["verdict"] == "supported"
+
+
+def test_two_claims_of_one_id_are_refused():
+    asked = SimpleNamespace(claims=lambda config: (order(), order()), plots=lambda config: ())
+    with pytest.raises(UserError, match="two claims have the name x: give each a name of its own"):
+        page.check(asked, base())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,6 +192,10 @@ def test_a_claim_against_the_fairest_is_one_against_every_control():
         ({"over": ("data.smples",)}, "no setting 'data.smples' .did you mean 'data.samples'"),
         ({"needs": (Precondition("orcale_cluster", "learned", 1.0, "test/loss"),)}, "no arm 'orcale_cluster'"),
         ({"higher": {"data.samples": 64}}, "the side .* has no arm"),
+        ({"higher": {"arm": "frozen", "data.samples": "64"}}, "data.samples='64' is str, must be int"),
+        ({"metric": "test/los"}, "no column 'test/los' .did you mean 'test/loss'"),
+        ({"comparability": "equal"}, "comparability='equal': use one of same, gaps_filled, scaled, stand_in"),
+        ({"lower": "frozen", "higher": "frozen"}, "both sides are {'arm': 'frozen'}"),
         ({"lower": "fairest", "higher": "learned"}, "the fairest control must be the side"),
         ({"metric": "test/accuracy", "higher": "fairest"}, "the fairest control must be the side"),
         ({"kind": "null", "higher": "fairest"}, "only claims of kind order or prediction know the fairest control"),

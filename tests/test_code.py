@@ -159,6 +159,21 @@ def test_parts_of_a_file_do_not_depend_on_each_other_and_inherit(files):
     assert loaded(files, "other")[0]["router.name=other"]["my.py"] != before["my.py"]
 
 
+def test_a_module_that_a_function_imports_counts_before_it_is_loaded(files):
+    lazily = "return DECAY * x * __import__('math').pi"
+    write(files, "return DECAY * x", f"from lazy import times\n    {lazily} * times")
+    (files / "lazy.py").write_text("times = 1\n")
+    before = loaded(files)
+    (files / "lazy.py").write_text("times = 30\n")
+    assert "lazy" not in sys.modules and loaded(files)[1] != before[1]
+
+
+def test_a_file_imports_modules_beside_it_from_any_folder(files, monkeypatch):
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(files)])
+    monkeypatch.chdir(files.parent)
+    assert loaded(files)[0]["router.name=mine"].keys() == {"my.py", "beside.py", "further.py"}
+
+
 def test_a_part_made_in_a_loop_and_one_that_another_file_loads(files):
     """A loop is the code of any part; also that of a file that the experiment loads."""
     loop = 'for name, make in {"mi" + "ne": Mine}.items():\n'

@@ -345,6 +345,15 @@ def test_a_part_that_returns_another_shape_is_named(tiny, monkeypatch, part, fla
     assert text in refusal(f"--config={tiny}", f"--config.{setting}", *flags)
 
 
+@pytest.mark.slow
+def test_an_error_of_a_users_code_is_the_first_line_and_its_trace_comes_behind(tiny):
+    tiny.write_text(tiny.read_text() + '\nFIGURES[""] = FIGURES[""]._replace(sweep=lambda config: 1 / 0)\n')
+    done = process("-m", "routed.main", f"--config={tiny}", "--dry_run")
+    first, *rest = done.stderr.splitlines()
+    assert done.returncode == 1 and first.endswith("error: ZeroDivisionError: division by zero")
+    assert any(str(tiny) in line for line in rest)
+
+
 def test_a_workdir_that_cannot_be_one(tiny):
     """A file in the way, a file above it."""
     assert "file exists, and a folder is needed" in refusal(f"--config={tiny}", f"--workdir={tiny}")

@@ -4,6 +4,7 @@ import ast
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 from routed.contracts import UserError
@@ -16,7 +17,7 @@ from routed.plan.experiment import configure, variant
 from routed.plan.listing import list_figures
 from routed.plan.points import chain, cross, points_of_flags, product
 from routed.plan.runs import decisive, groups, identity, plan_runs
-from routed.routers import ROUTERS
+from routed.routers import ROUTERS, Router
 from routed.settings.setting import Setting
 from routed.settings.tree import node_of, override, parse
 
@@ -113,9 +114,28 @@ def test_sweeps_are_products_and_chains():
         {"data.dim": 1, "steps": 500},
         {"data.dim": 2, "steps": 500},
     )
+    pairs = points_of_flags(base(), ["tune.multipliers=(1,3),(1,10)"])
+    assert pairs == ({"tune.multipliers": (1.0, 3.0)}, {"tune.multipliers": (1.0, 10.0)})
     for flag in ("seeds=2,4", "arms=learned,frozen"):
         with pytest.raises(UserError, match="is no setting of a point; use --config"):
             points_of_flags(base(), [flag])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [4.0, Setting(None, "a"), Setting([1], "a"), Setting(np.float32(1), "a"), Setting(((1, 2), (3, 4)), "a"),
+     Setting((1, "a"), "a"), Setting(1, "a", lambda value: True)],
+)  # fmt: skip
+def test_a_declaration_that_no_command_could_read_is_refused(setting, monkeypatch):
+    monkeypatch.setitem(ROUTERS, "mine", Router(lambda own, experts: None, settings={"odd": setting}))
+    with pytest.raises(UserError, match=r"the declaration of router.odd: write Setting\(default, 'meaning', allowed\)"):
+        declared()
+
+
+def test_names_that_are_one_text_are_refused(monkeypatch):
+    monkeypatch.setitem(ROUTERS, "mine", Router(lambda own, experts: None, reads="score"))
+    with pytest.raises(UserError, match=r"router.name=mine: reads='score' is a text; write a tuple: \('score',\)"):
+        declared()
 
 
 def test_a_setting_that_all_arms_set_themselves_is_refused(small):

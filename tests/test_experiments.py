@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from routed.analysis import page, plots
+from routed.analysis import page
 from routed.contracts import UserError
 from routed.engine import execution, results
 from routed.engine.devices import make_mesh
@@ -89,8 +89,8 @@ def test_every_variant_is_consistent(file, figure, scale):
             arms = arms_at(*where.items())
             assert arms >= ({"frozen_data"} if side["arm"] == "fairest" else {side["arm"]}), claim.id
     assert [*ids] == CLAIM_IDS[pathlib.Path(spec(file, figure, scale)).name]
+    page.check(figure_of(module, config), config)
     for plot in figure_of(module, config).plots(config):
-        plots.check(plot)
         assert {plot.get("x"), plot.get("y")} - {None} <= columns
         assert set(plot.get("metrics", ())) <= set(problem_of(config).columns(config))
 

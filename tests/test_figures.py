@@ -128,8 +128,31 @@ def test_the_protocol_of_a_forest_is_the_base_config():
 
 def test_two_figures_of_one_name_are_refused():
     asked = types.SimpleNamespace(claims=lambda config: (), plots=lambda config: (LOSS, LOSS))
-    with pytest.raises(UserError, match="figure loss: two figures have this name"):
+    with pytest.raises(UserError, match="two figures have the name loss: give each a name of its own"):
         page.check(asked, base())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"at": {"data.sample": 1}}, r"no setting 'data.sample' \(did you mean 'data.samples'\?\)"),
+        ({"x": "data.sample"}, "no setting 'data.sample'"),
+        ({"arms": ("learned", "frozenn")}, r"no arm 'frozenn' \(did you mean 'frozen'\?\)"),
+        ({"metrics": ("test/los",)}, r"no column 'test/los' \(did you mean 'test/loss'\?\)"),
+    ],
+)
+def test_names_that_do_not_exist_are_refused_before_training(changes, told):
+    wrong = {"kind": "multiples", "name": "many", "over": "steps", "values": (1,), "of": LOSS | changes}
+    for spec in (LOSS | changes, wrong):
+        asked = types.SimpleNamespace(claims=lambda config: (), plots=lambda config, spec=spec: (spec,))
+        with pytest.raises(UserError, match=f"figure {spec['name']}: there is {told}"):
+            page.check(asked, base())
+
+
+def test_a_figure_that_fails_costs_no_other_figure(monkeypatch, caplog):
+    monkeypatch.setitem(plots.PLOTS, "broken", plots.Plot(lambda spec, data: 1 / 0, "a caption"))
+    assert "loss" in drawn(specs=({"kind": "broken", "name": "mine"}, LOSS))
+    assert "figure mine cannot be drawn: ZeroDivisionError: division by zero" in caplog.text
 
 
 def test_captions_say_which_value_is_shown_and_where_the_others_are():
@@ -717,7 +740,7 @@ def test_lines_and_figures_are_on_the_page(tmp_path):
     page.write_page(tmp_path / "report.html", [part])
     text = (tmp_path / "report.html").read_text()
     assert "at each of 6 points: 6 exact" in text and "data.samples = 512, experts.count = 16" in text
-    assert "Not drawn, as nothing of theirs has run: lost." in text
+    assert "Not drawn: lost. Rows that they need have not run, or the log has an error." in text
 
 
 def test_powers_say_their_slopes_and_their_bound():

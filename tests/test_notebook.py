@@ -29,9 +29,19 @@ def test_mistakes_are_told_before_a_process_starts(monkeypatch):
         routed.run("gmm_ruter:smoke")
     with pytest.raises(UserError, match=r"experts\.cuont.*did you mean"):
         routed.run("gmm_router:smoke", {"experts.cuont": 3})
-    for sweep in ({"tune.multipliers": [(0.3, 1.0), (3.0, 10.0)]}, {"router.name": "linear"}):
-        with pytest.raises(UserError, match="give a list of single values"):
-            routed.run("gmm_router:smoke", sweep=sweep)
+    for arguments, told in (
+        (
+            {"sweep": {"tune.multipliers": [(0.3, 1.0), (3.0, 10.0)]}},
+            "sweep of tune.multipliers: its values are tuples",
+        ),
+        ({"sweep": {"router.name": "linear"}}, "sweep of router.name: give a list of values, not 'linear'"),
+        ({"sweep": {"steps": 20}}, "sweep of steps: give a list of values, not 20"),
+        ({"sweep": {"steps": []}}, "sweep of steps: give a list of values"),
+        ({"settings": ["steps=20"]}, "settings and sweep are dicts"),
+        ({"settings": {"arms": ("learned,frozen",)}}, "a text has no comma, quotation mark or bracket here"),
+    ):
+        with pytest.raises(UserError, match=told):
+            routed.run("gmm_router:smoke", **arguments)
 
 
 def test_the_error_of_a_failed_run_is_raised(capfd):

@@ -5,12 +5,11 @@ import sys
 import pytest
 
 from routed.aot import this_machine
-from routed.bench import cluster, dispatch, gmm, harness, lm, scaling, t5, trace
+from routed.bench import dispatch, gmm, harness, lm, scaling, t5, trace
 from routed.bench.__main__ import BENCHES
 from routed.bench.harness import Baseline, Case, Work, as_line, timed
 from routed.contracts import UserError
 from routed.engine.devices import make_mesh
-from routed.plan import experiment
 from routed.plan.config import base
 from routed.plan.points import points_of_command, unique
 from routed.plan.runs import plan_runs
@@ -105,8 +104,6 @@ def test_baseline_lines_are_read():
         Baseline(f"{sys.executable} -c 'raise SystemExit(3)'", gmm.LINES).run()
     with pytest.raises(UserError, match="got only constant"):
         Baseline("echo 'constant .3'", gmm.LINES).run()
-    seeds = Baseline("printf 'seed 0: 2.0 s, 100 steps, x\\nseed 1: 4.0 s, 300 steps, x\\n'", cluster.LINES)
-    assert seeds.run() == {"seed": (3.0, 200.0)}
     assert Baseline(None, gmm.LINES).run() == {}
 
 
@@ -127,12 +124,6 @@ def test_cases_are_timed_in_turn_with_a_baseline(monkeypatch):
     }
 
 
-def test_the_floor_of_a_step_by_hand():
-    """800 samples of 4 x 50, 16 filters, 8 experts: 4 800 (200 16 + 50 8) = 11.52 MFLOP, 800 200 8 bytes = 1.28 MB."""
-    _, config = experiment.configure("experiments/cluster_cnn.py:smoke", ["data.samples=800", "batch_size=800"])
-    assert cluster.step_work(config)[:2] == (11.52e6, 1.28e6)
-
-
 #: bench -> its module's sizes here, as small as they can be.
 SMALLEST = {
     "gmm": {"CASES": {"constant": ({"experts.name": "constant", "batch_size": 8}, 2, "")}, "RUNS": (1,)},
@@ -142,7 +133,6 @@ SMALLEST = {
     },
     "t5": {"SHAPES": {"small": t5.Shape(scaling.SMALL | t5.TOP_K, 4, (("dense", 4, 2), ("sparse", 4, 2)))}},
     "lm": {"SHAPES": {"least": lm._shape(8, 2, 8, 4, 30)}, "KINDS": {"smoe": lm.KINDS["smoe"]}, "SHARED": ()},
-    "cluster": {"EXPERIMENT": "experiments/cluster_cnn.py:smoke", "SEEDS": 1},
     "patches": {
         "RUNS": {1: 1}, "STEPS": 1, "MODELS": {"cnn": {"model": "patch_cnn"}},
         "EXPERIMENT": "experiments/patch_wrn.py:smoke", "CHANGES": ["data.images=patterns"],

@@ -194,11 +194,16 @@ def test_a_report_of_one_workdir_makes_its_files_again(finished, tmp_path, monke
     names = ("summary.csv", "claims.json", "figures/loss.png", "figures/loss.svg")
     for name in names:
         (tmp_path / "one" / name).write_text("of before")
+    listed = tmp_path / "one" / "figures" / ".drawn"
+    listed.write_text(f"{listed.read_text()}\nold")
+    for name in ("old.png", "yours.png"):
+        (listed.parent / name).write_text("of before")
     trust(monkeypatch, config)
     page = tmp_path / "new" / "page.html"  # whose folder is made
     for options, again in (([f"--out={page}"], 0), ([], len(names))):
         reported(tmp_path / "one", *options)
         assert sum((tmp_path / "one" / name).read_bytes() != b"of before" for name in names) == again
+    assert (listed.parent / "yours.png").exists() and not (listed.parent / "old.png").exists()
     with pytest.raises(UserError, match="choose another --out"):
         reported(tmp_path / "one", f"--out={page / 'page.html'}")
 

@@ -238,6 +238,10 @@ FAULTS = {
         lambda batch: batch._replace(cluster=batch.cluster + 5),
         "have clusters 5 to 8: must be 0 to 3, as `labels` says",
     ),
+    "constant": (
+        lambda batch: batch._replace(y=0 * batch.y),
+        "have one y for all: a loss is relative to the variance of",
+    ),
     "types": (lambda batch: batch._replace(cluster=batch.cluster / 2), "have clusters of type float32"),
     "nan": (
         lambda batch: batch._replace(x=batch.x.at[7, 2].set(jnp.nan)),
@@ -260,3 +264,11 @@ def test_samples_of_a_users_task_are_looked_at_before_anything_is_compiled(fault
     else:
         with pytest.raises(UserError, match=re.escape(f"data.name='mine': its test samples {refusal}")):
             check_values(config)
+
+
+def test_the_best_predictor_of_a_users_task_has_the_shape_of_its_targets(monkeypatch):
+    gmm = TASKS["gmm"]
+    mine = gmm._replace(draw=lambda *args: gmm.draw(*args), bayes=lambda world, batch, data: batch.y[:, :1])
+    monkeypatch.setitem(TASKS, "mine", mine)
+    with pytest.raises(UserError, match=r"data.name='mine': its bayes returns \[64, 1\]: must be \[64, 10\], as y is"):
+        check_values(override(base(), {"data.name": "mine", "data.clusters": 4, "data.test_samples": 64}))

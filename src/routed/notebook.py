@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
@@ -40,9 +41,18 @@ def run(
     Raises:
       UserError: no such experiment, an impossible setting or sweep, or a run that failed.
     """
+    if not all(isinstance(given, Mapping) for given in (settings or {}, sweep or {})):
+        raise UserError("settings and sweep are dicts: {'steps': 20}, and {'steps': [20, 40]}")
     for key, values in (sweep or {}).items():
-        if isinstance(values, str) or any(len(texts(value)) != 1 for value in values):
-            raise UserError(f"sweep of {key}: give a list of single values; {values!r} has none, or tuples")
+        if isinstance(values, str) or not isinstance(values, Iterable) or not (values := list(values)):
+            raise UserError(f"sweep of {key}: give a list of values, not {values!r}")
+        if any(isinstance(value, list | tuple) for value in values):
+            raise UserError(f"sweep of {key}: its values are tuples: give them in the sweep of a figure in your file")
+    for key, value in [*(settings or {}).items(), *((key, v) for key, of in (sweep or {}).items() for v in of)]:
+        if re.search(r"[,'\"()]", "".join(texts(value))):
+            raise UserError(
+                f"{key}={value!r}: a text has no comma, quotation mark or bracket here: give it in your file"
+            )
     spec, overrides = str(experiment), [f"{key}={','.join(texts(value))}" for key, value in (settings or {}).items()]
     sweeps = [f"{key}={','.join(','.join(texts(value)) for value in values)}" for key, values in (sweep or {}).items()]
     _, config = configure(spec, overrides)  # refuses mistakes here, where the caller sees the error

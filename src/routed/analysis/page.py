@@ -90,7 +90,12 @@ def write_unfinished(
 
 def write_files(workdir: pathlib.Path, part: dict[str, Any]) -> None:
     """Writes summary.csv, claims.json and figures/."""
-    files.own_folder(workdir / "figures")
+    folder, names = files.own_folder(workdir / "figures"), {figure["name"] for figure in part["figures"]}
+    drawn = folder / ".drawn"
+    for name in {*(drawn.read_text("utf-8").splitlines() if drawn.exists() else ())} - names:  # of an earlier command
+        for ending in ("svg", "png"):
+            (folder / f"{name}.{ending}").unlink(missing_ok=True)
+    files.write(drawn, "\n".join(sorted(names)))
     for figure in part["figures"]:
         files.write(workdir / "figures" / f"{figure['name']}.svg", figure["file"])
         files.write(workdir / "figures" / f"{figure['name']}.png", plots.png(figure["drawn"]))
@@ -111,12 +116,12 @@ def check(asked: Any, config: ConfigDict) -> None:
     for claim in claims:
         verdicts.check(claim)
         verdicts.check_parts(claim, config)
-    names = set[str]()
     for spec in specs:
         plots.check(spec)
-        if spec["name"] in names:
-            raise UserError(f"figure {spec['name']}: two figures have this name, of which one would be lost")
-        names.add(spec["name"])
+        plots.check_names(spec, config)
+    for of, names in (("figures", [spec["name"] for spec in specs]), ("claims", [claim.id for claim in claims])):
+        if again := [name for name in names if names.count(name) > 1]:
+            raise UserError(f"two {of} have the name {again[0]}: give each a name of its own")
 
 
 def warn_of_claims(asked: Any, config: ConfigDict, points: Sequence[Point]) -> None:

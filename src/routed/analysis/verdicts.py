@@ -9,11 +9,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
+from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.analysis import statistics
 from routed.analysis.claims import KINDS, Claim, Point
-from routed.analysis.claims.claim import EFFECTS, TwoSides
+from routed.analysis.claims.claim import COMPARABILITIES, EFFECTS, TwoSides
 from routed.analysis.claims.number import Measured
 from routed.analysis.claims.rules import absent, inconclusive
 from routed.analysis.claims.weaknesses import weakened
@@ -69,7 +70,7 @@ def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
         "p_adjusted": None,
         "robustness": None,
         "text": "",
-    } | claim.judge(rows)
+    } | _of_kind(claim, rows)
     record = weakened(claim, rows, record)
     if record["n"] and rows.config.scale == "smoke":
         reason = "a smoke run shows that the figure runs, not what it finds"
@@ -79,6 +80,18 @@ def judge_one(claim: Claim, rows: Rows) -> dict[str, Any]:
         if reason := next(filter(None, (rows.all_diverged(side, at) for side, at in claim.reads())), ""):
             record |= {"verdict": "not judged", "reason": reason, "text": "no finite value"}
     return record
+
+
+def _of_kind(claim: Claim, rows: Rows) -> dict[str, Any]:
+    """Returns the record of the claim's kind; a kind that fails, such as a user's, costs no other verdict."""
+    try:
+        return {**claim.judge(rows)}
+    except UserError:
+        raise
+    except Exception as error:
+        log.exception("claim %s cannot be judged: %s: %s", claim.id, type(error).__name__, error)
+        reason = f"its kind ended in an error: {type(error).__name__}: {error}"
+        return {"verdict": "not judged", "reason": reason, "text": "an error"}
 
 
 def check(claim: Claim) -> None:
@@ -96,8 +109,8 @@ def check_parts(claim: Claim, config: ConfigDict) -> None:
     """Refuses what would end in an error after training.
 
     Raises:
-      UserError: an unknown unit, arm or setting; a side without an arm; words where the paper's number is needed; the
-        fairest control on the side that should do better.
+      UserError: an unknown unit, comparability, arm, setting or column; a side without an arm; words where a number is
+        needed; the fairest control on the side that should do better; two sides that are one.
     """
 
     def refuse(reason: str) -> NoReturn:
@@ -105,9 +118,19 @@ def check_parts(claim: Claim, config: ConfigDict) -> None:
 
     if claim.setup.unit not in EFFECTS:
         refuse(f"unit={claim.setup.unit!r}: use one of {', '.join(EFFECTS)}")
+    if claim.setup.comparability not in COMPARABILITIES:
+        refuse(f"comparability={claim.setup.comparability!r}: use one of {', '.join(COMPARABILITIES)}")
+    columns, flat = problem_of(config).columns(config), flatten(config)
+    metrics = [claim.setup.metric]
     arms = [arm for need in claim.setup.needs for arm in (need.better, need.worse)]
     keys = [*claim.setup.over]
     for side, at in claim.reads():
+        if isinstance(side.get("value"), str):
+            refuse(f"the side {dict(side)}: its value must be a number")
+        metrics += [side["metric"]] if "metric" in side else []
+        for key in {*side, *at} & {*flat}:
+            if isinstance(value := {**at, **side}[key], str) != isinstance(flat[key], str):
+                refuse(f"{key}={value!r} is {type(value).__name__}, must be {type(flat[key]).__name__}")
         keys += [key for key in (*side, *at) if key not in ("arm", "metric", "value")]
         arms += [side["arm"]] if side.get("arm", ANY_FAIR) != ANY_FAIR else []
         if "arm" not in side and not ("value" in side and claim.allows_value):
@@ -118,12 +141,17 @@ def check_parts(claim: Claim, config: ConfigDict) -> None:
     for arm in arms:
         if arm not in ARMS:
             refuse(f"there is no arm {arm!r}{nearest(arm, ARMS)}")
+    for metric in metrics:
+        if not {metric, metric.rpartition("/")[0]} & {*columns}:
+            refuse(f"there is no column {metric!r}{nearest(metric, columns)}")
     if claim.of_number and not isinstance(claim.paper, int | float | Measured):
         refuse(f"paper={claim.paper!r}: a claim of kind {claim.kind} needs the paper's number")
     if isinstance(claim.paper, Measured) and claim.paper.n < 2:
         refuse(f"paper={claim.paper}: a standard deviation needs 2 runs; give the number alone")
     if isinstance(claim, TwoSides):
-        column = problem_of(config).columns(config).get(claim.setup.metric)
+        if claim.kind in ("order", "null") and claim.lower == claim.higher:
+            refuse(f"both sides are {dict(claim.lower)}")
+        column = columns.get(claim.setup.metric)
         better = claim.higher if column is not None and column.higher_is_better else claim.lower
         if better.get("arm") == ANY_FAIR:
             refuse("the fairest control must be the side that the claim says is worse")

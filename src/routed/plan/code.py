@@ -10,6 +10,7 @@ variable of that name: too much code counts rather than too little.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -204,7 +205,20 @@ def _imported(tree: ast.AST, importer: types.ModuleType) -> list[types.ModuleTyp
             package = "." * node.level + (node.module or "")
             package = importlib.util.resolve_name(package, importer.__package__) if node.level else package
             names += [package, *(f"{package}.{alias.name}" for alias in node.names)]
-    return [sys.modules.get(name) for name in names]
+    return [sys.modules.get(name) or _unloaded(name) for name in names]
+
+
+def _unloaded(name: str) -> types.ModuleType | None:
+    """Returns a module without content for one that a function will import, with its file; None: there is no file."""
+    parent = name.rpartition(".")[0]
+    if parent and parent not in sys.modules:  # looking for the file would import the package
+        return None
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
+        if (spec := importlib.util.find_spec(name)) is not None and spec.origin:
+            module = types.ModuleType(name)
+            module.__file__, module.__package__ = spec.origin, spec.parent
+            return module
+    return None
 
 
 @functools.lru_cache(maxsize=32)

@@ -21,7 +21,7 @@ from routed.plan.run_settings import ANALYSIS, ENGINE, PLAN
 from routed.routers.noise import NOISES
 from routed.routers.noise import SHARED as NOISE
 from routed.settings.renamed import renamed
-from routed.settings.setting import Choice, Component, Setting, one_of
+from routed.settings.setting import Choice, Component, Setting, check_declaration, one_of
 from routed.settings.tree import flatten, unflatten, value_of
 from routed.tasks import SHARED as TASK
 from routed.tasks.text import SHARED as TEXT
@@ -138,6 +138,7 @@ def _declared() -> dict[str, Setting]:
 
     def add(node: str, settings: Mapping[str, Setting]) -> None:
         for name, setting in settings.items():
+            check_declaration(f"{node}.{name}" if node else name, setting)
             first = declarations.setdefault(key := f"{node}.{name}" if node else name, setting)
             if hint := renamed(key):
                 raise UserError(f"a part declares the setting {key!r}, an old name{hint}; choose another name")
@@ -149,7 +150,10 @@ def _declared() -> dict[str, Setting]:
     for key, choice in CHOICES.items():
         add("", {key: Setting(choice.default, choice.doc, one_of(choice.parts))})
         add(choice.node, SHARED.get(choice.node, {}))
-        for part in choice.parts.values():
+        for name, part in choice.parts.items():
+            for field in ("reads", "uses", "needs"):
+                if isinstance(names := getattr(part, field, ()), str):
+                    raise UserError(f"{key}={name}: {field}={names!r} is a text; write a tuple: ({names!r},)")
             add(choice.node, part.settings)
             varying = [name for name, setting in part.settings.items() if setting.traced]
             if varying and choice.node in STATIC_NODES:

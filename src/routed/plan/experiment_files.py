@@ -69,13 +69,15 @@ def load(name: str, needs: tuple[str, ...] = NAMES) -> types.ModuleType:
     if spec is None or spec.loader is None:
         raise UserError(f"{name}: not a Python file")
     module = importlib.util.module_from_spec(spec)
+    is_packaged = file.resolve() in {path.resolve() for path in packaged().values()}
+    if not is_packaged and (folder := str(file.parent.resolve())) not in sys.path:
+        sys.path.append(folder)  # the file may import modules beside it, also in its functions
     _IMPORTING.append(file.parent)
     before = {*ARMS}
     sys.modules[spec.name] = module  # while the file is imported, as dataclasses look there
     try:
         spec.loader.exec_module(module)
         LOADED[file.resolve()] = Source(module, file.read_text(encoding="utf-8"))
-        is_packaged = file.resolve() in {path.resolve() for path in packaged().values()}
         (_PACKAGED_ARMS if is_packaged else OWN).update({*ARMS} - before - _PACKAGED_ARMS)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from routed.contracts import UserError
 from routed.plan.run import Point
-from routed.settings.tree import flatten, override, parse, value_of
+from routed.settings.tree import flatten, override, parse, split_values, value_of
 
 Sweep = Callable[[ConfigDict], tuple[Point, ...]]
 
@@ -123,7 +123,7 @@ def points_of_flags(config: ConfigDict, flags: list[str]) -> tuple[Point, ...]:
             raise UserError(f"--sweep={flag}: expected KEY=v1,v2,...")
         if key in ("arms", "seeds"):
             raise UserError(f"--sweep={flag}: {key} is no setting of a point; use --config.{key}=...")
-        axes[flag] = tuple({key: parse(config, key, value)} for value in values.split(","))
+        axes[flag] = tuple({key: parse(config, key, value)} for value in split_values(values))
     if (count := math.prod(map(len, axes.values()))) > POINTS:
         raise UserError(
             f"--sweep={max(axes, key=lambda flag: len(axes[flag]))}: makes {count:,} points, at most {POINTS:,}"

@@ -12,7 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from routed.plan.experiment_files import split
-from routed.settings.tree import parse, value_of
+from routed.settings.tree import parse, split_values, value_of
 from routed.system.experiments import packaged
 
 #: Texts that need no change in a name: letters, digits, and numbers with their signs.
@@ -40,7 +40,7 @@ def default_workdir(experiment: str, config: ConfigDict, overrides: list[str], s
     scale = config.scale if config.scale != "default" else ""
     keys = {text.partition("=")[0] for text in overrides} - ELSEWHERE
     values = {key: texts(value_of(config, key)) for key in sorted(keys)}
-    swept = {key: text.split(",") for key, _, text in (sweep.partition("=") for sweep in sweeps)}
+    swept = {key: split_values(text) for key, _, text in (sweep.partition("=") for sweep in sweeps)}
     points = {key: [texts(parse(config, key, value)) for value in swept[key]] for key in sorted(swept)}
     parts = [part for part in (name, config.figure, scale) if part]
     parts += [f"{key}={'+'.join(value)}" for key, value in values.items()]

@@ -46,6 +46,22 @@ class Setting(NamedTuple):
     omit_default_from_identity: bool = False
 
 
+def check_declaration(key: str, setting: Any) -> None:
+    """Refuses what declares no setting that a command could read and a result could store.
+
+    Raises:
+      UserError: names the setting, and the form of a declaration.
+    """
+    default = getattr(setting, "default", None)
+    kinds = {*map(type, default)} if isinstance(default, tuple) else {type(default)}
+    is_plain = len(kinds) < 2 and kinds <= {bool, int, float, str}
+    if not (isinstance(setting, Setting) and is_plain and isinstance(setting.allowed, Allowed)):
+        raise UserError(
+            f"the declaration of {key}: write Setting(default, 'meaning', allowed). The default is True or False, a"
+            " number, a text, or a tuple of one of these; allowed is such as at_least(0)"
+        )
+
+
 class Part(Protocol):
     """The declaration of a part's settings (task, router, expert, selection, model, loss, optimiser, problem, ...).
 

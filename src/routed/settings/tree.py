@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +83,11 @@ def value_of(config: ConfigDict | Node, key: str) -> Any:
     for part in key.split("."):
         config = config[part]
     return config
+
+
+def split_values(text: str) -> list[str]:
+    """Splits `v1,v2,...` at the commas outside of brackets: a tuple is written (a,b)."""
+    return re.split(r",(?![^()]*\))", text)
 
 
 def parse(config: ConfigDict, key: str, text: str) -> Any:

@@ -102,8 +102,9 @@ def start(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[s
     log.get_absl_handler().python_handler.addFilter(_show)  # texts of somebody else's files do not command a terminal
     try:
         app.run(main, flags_parser=parse)
-    except (UserError, RuntimeError, ValueError) as error:
+    except Exception as error:
         if not isinstance(error, UserError) and not OF_JAX.search(str(error)):
+            log.error("error: %s: %s", type(error).__name__, str(error).partition("\n")[0])  # above the trace
             raise
         flags.FLAGS.mark_as_parsed()  # else absl adds a line of its own about wrong flags
         log.error("error: %s", " ".join(str(error).split()))

@@ -51,7 +51,7 @@ def check(config: ConfigDict) -> None:
             "loss",
             config.loss,
             f"does not fit data.target={data.target!r} of data.name={data.name!r};"
-            f" use {' or '.join(map(repr, fitting))}",
+            f" use {' or '.join(map(repr, fitting)) or 'a target of another kind than ' + repr(target)}",
         )
     if loss.labelled and task.bayes is not None:
         refuse(

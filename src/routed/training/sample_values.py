@@ -32,14 +32,17 @@ def check_values(config: ConfigDict) -> None:
         return
     training = min(config.data.samples, LOOKED_AT)
 
-    def draw() -> tuple[Batch, Batch]:
+    def draw() -> tuple[Any, Batch, Batch]:
         world = worlds.draw_world(task, streams(config.seed, config)["world"], data, training)
         world = world._replace(shared=task.shared(config.data))
-        test = worlds.test_batch(task, world, data)
-        return test, task.batch(world, world.train, data)
+        return world, worlds.test_batch(task, world, data), task.batch(world, world.train, data)
 
-    for samples, batch in zip(("test samples", "training samples"), jax.jit(draw)(), strict=True):
-        _check_batch(f"data.name={config.data.name!r}: its {samples}", task, config.data, batch)
+    (world, *batches), name = jax.jit(draw)(), f"data.name={config.data.name!r}"
+    for samples, batch in zip(("test samples", "training samples"), batches, strict=True):
+        _check_batch(f"{name}: its {samples}", task, config.data, batch)
+    best = None if task.bayes is None else task.bayes(world, batches[0], data)
+    if best is not None and best.shape != batches[0].y.shape:
+        raise UserError(f"{name}: its bayes returns {[*best.shape]}: must be {[*batches[0].y.shape]}, as y is")
 
 
 def _check_batch(of: str, task: Task, data: Any, batch: Batch) -> None:
@@ -50,6 +53,8 @@ def _check_batch(of: str, task: Task, data: Any, batch: Batch) -> None:
         raise UserError(f"{of} have x {list(x.shape)}: {numbers} numbers each, but `dims` says {task.dims(data)}")
     if y.shape != (len(x), task.outputs(data)):
         raise UserError(f"{of} have y {list(y.shape)}: must be {[len(x), task.outputs(data)]}, as `outputs` says")
+    if len(y) > 1 and task.targets[data.target] == "vector" and not np.ptp(y, axis=0).any():
+        raise UserError(f"{of} have one y for all: a loss is relative to the variance of y, which is 0")
     if not jnp.issubdtype(batch.cluster.dtype, jnp.integer):
         raise UserError(f"{of} have clusters of type {batch.cluster.dtype}: must be integers")
     low, high, labels = int(batch.cluster.min()), int(batch.cluster.max()), task.labels(data)

@@ -47,10 +47,14 @@ class Along(NamedTuple):
         return [{**at, self.key: value} for value in self.values]
 
 
+#: Distances of a figure from the paper's setting.
+COMPARABILITIES = ("same", "gaps_filled", "scaled", "stand_in")
+
+
 class Setup(NamedTuple):
     """Conditions that the claims of one `Writer` share.
 
-    comparability: distance from the paper's setting, one of same, gaps_filled, scaled and stand_in.
+    comparability: distance from the paper's setting, one of `COMPARABILITIES`.
     metric: column that is compared, unless a side names its own.
     at: swept keys that are fixed, with their values.
     unit: scale on which sides are compared, a key of `EFFECTS`.

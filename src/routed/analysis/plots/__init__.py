@@ -4,9 +4,12 @@ page, SVG and PNG.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from ml_collections import ConfigDict
 
 from routed.analysis.plots.chart import Chart
 from routed.analysis.plots.curves import CURVES, TRAINING
@@ -21,6 +24,8 @@ from routed.analysis.plots.rendering import png, svg
 from routed.analysis.plots.swept import AGAINST, MULTIPLES, ONTO
 from routed.analysis.plots.tokens import SAMPLE_PLOT
 from routed.contracts import UserError, nearest
+from routed.plan.arms import ARMS
+from routed.plan.config import declared, problem_of
 
 #: kind -> plot. A paper's file and a user's file add to it.
 PLOTS: dict[str, Plot] = {
@@ -63,6 +68,27 @@ def check(spec: Mapping[str, Any]) -> None:
         raise UserError(f"figure {name}: kind {kind!r} has no key {key!r}{nearest(key, plot.keys)}; {keys}")
 
 
+def check_names(spec: Mapping[str, Any], config: ConfigDict) -> None:
+    """Refuses settings, arms and columns that do not exist, in a figure of a kind that comes with `routed`.
+
+    Raises:
+      UserError: names the figure and the wrong name.
+    """
+    if not PLOTS[spec["kind"]].draw.__module__.startswith("routed."):
+        return
+    columns, of = problem_of(config).columns(config), lambda *keys: [spec[key] for key in keys if key in spec]
+    for role, listed, existing in (
+        ("setting", [*of("x", "y", "by", "over"), *spec.get("at", {})], declared()),
+        ("arm", [*of("arm"), *itertools.chain(*of("arms", "against"))], ARMS),
+        ("column", [*of("metric"), *itertools.chain(*of("metrics"))], columns),
+    ):
+        for name in listed:
+            if name not in existing and name.rpartition("/")[0] not in columns:
+                raise UserError(f"figure {spec['name']}: there is no {role} {name!r}{nearest(name, existing)}")
+    if "of" in spec:
+        check_names({**spec["of"], "name": spec["name"]}, config)
+
+
 def draw(spec: dict[str, Any], data: Data) -> Chart | None:
     """Returns the chart of a figure, or None when its rows are missing.
 
@@ -84,5 +110,6 @@ def draw(spec: dict[str, Any], data: Data) -> Chart | None:
 
 
 __all__ = [
-    "COMMON", "PLOTS", "Axis", "Chart", "Data", "Panel", "Plot", "Point", "Series", "check", "draw", "png", "svg"
+    "COMMON", "PLOTS", "Axis", "Chart", "Data", "Panel", "Plot", "Point", "Series", "check", "check_names", "draw",
+    "png", "svg",
 ]  # fmt: skip

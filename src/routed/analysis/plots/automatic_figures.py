@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from absl import logging as log
 
 from routed.analysis.plots import PLOTS, draw
 from routed.analysis.plots.chart import Chart
@@ -18,6 +19,7 @@ from routed.analysis.plots.frame import Data, defined
 from routed.analysis.plots.scales import label_of
 from routed.analysis.plots.swept import MOST, ONTO
 from routed.analysis.wording import listed, paragraphs
+from routed.contracts import UserError
 from routed.engine.rows import format_value
 from routed.training.probes import own_columns
 
@@ -40,7 +42,7 @@ def draw_all(specs: Sequence[Spec], data: Data) -> tuple[list[Drawn], list[str]]
     """Returns the figures of `specs` after the automatic ones, then those of columns that none shows, and the names of
     figures without rows.
     """
-    drawn = lambda some: [(spec, chart) for spec in some if (chart := draw(spec, data)) is not None]  # noqa: E731
+    drawn = lambda some: [(spec, chart) for spec in some if (chart := _drawn(spec, data)) is not None]  # noqa: E731
     asked = drawn(specs)
     added = automatic([spec for spec, _ in asked], data)
     pairs = [*drawn(added), *asked, *drawn(own_figures([*added, *specs], data))]
@@ -53,6 +55,17 @@ def draw_all(specs: Sequence[Spec], data: Data) -> tuple[list[Drawn], list[str]]
     ]
     names = {figure.name for figure in figures}
     return figures, [spec["name"] for spec in specs if spec["name"] not in names]
+
+
+def _drawn(spec: Spec, data: Data) -> Chart | None:
+    """Returns the chart of a figure; one that fails, such as a user's, costs no other figure."""
+    try:
+        return draw(spec, data)
+    except UserError:
+        raise
+    except Exception as error:
+        log.exception("figure %s cannot be drawn: %s: %s", spec["name"], type(error).__name__, error)
+        return None
 
 
 def title(spec: Spec, data: Data) -> str:

@@ -84,6 +84,7 @@ def forest(spec: dict[str, Any], data: Data) -> Chart | None:
     points = data.last[data.swept].drop_duplicates().sort_values(data.swept)
     base = at_base(points, data.swept, data.base).iloc[0]
     points = points.iloc[(points != base).any(axis=1).argsort(kind="stable")]  # the protocol first
+    protocol = "the protocol" if all(base[key] == data.base[key] for key in data.swept) else "the largest values"
     names: dict[float, str] = {}
     panel = Panel(Axis(), Axis(), horizontal=True, width=360, height=26 * len(points))
     looks = (
@@ -93,7 +94,7 @@ def forest(spec: dict[str, Any], data: Data) -> Chart | None:
     for index, (_, point) in enumerate(points.iterrows()):
         rows = data.last[(data.last[data.swept] == point).all(axis=1)]
         changed = [f"{label_of(key)} = {format_value(point[key])}" for key in data.swept if point[key] != base[key]]
-        names[float(index)] = ", ".join(changed) or "the protocol"
+        names[float(index)] = ", ".join(changed) or protocol
         for control, series, offset in looks:
             estimate, arm = advantage(rows, control, data)
             panel.means(series, [Point(index + offset, estimate, names[index], arm or "")])
