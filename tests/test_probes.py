@@ -12,7 +12,7 @@ from routed.plan.code import code_of_metrics
 from routed.plan.config import base, canonical, problem_of, traced
 from routed.settings.tree import node_of, override
 from routed.training import program
-from routed.training.probes import PROBES, Probe, own_columns, probes_of
+from routed.training.probes import PROBES, Probe, probes_of
 from routed.training.problem import Problem
 from routed.training.sample_problem import SampleProblem
 from routed.training.text_probes import _joined
@@ -38,11 +38,17 @@ def evaluated(config, batch, change=lambda params: params):
     return jax.jit(lambda: problem.evaluate(inputs, params, state, jnp.int32(0), memory))()
 
 
-def test_a_metric_without_a_group_is_refused(monkeypatch):
-    """The tables of a page have columns with a slash alone."""
-    monkeypatch.setitem(METRICS, "certainty", CERTAINTY)
-    with pytest.raises(UserError, match="a metric's name has a group before a slash: 'router/certainty'"):
-        own_columns()
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("certainty", "a metric's name has a group before a slash: 'router/certainty'"),
+        ("test/loss", r"METRICS\['test/loss'\]: routed has a column of this name"),
+    ],
+)
+def test_a_metric_of_a_name_that_no_table_can_have_is_refused(monkeypatch, name, told):
+    monkeypatch.setitem(METRICS, name, CERTAINTY)
+    with pytest.raises(UserError, match=told):
+        problem_of(base()).columns(base())
 
 
 def test_tokens_of_samples_are_numbered_over_all_blocks(monkeypatch):

@@ -31,6 +31,14 @@ def assigned(routing):
     return {(int(t), int(e)) for t, e, kept in zip(routing.token, routing.expert, routing.kept, strict=True) if kept}
 
 
+def test_scores_of_another_width_are_refused(monkeypatch):
+    narrow = SELECTIONS["soft"]._replace(route=lambda rule, scores, *rest: selection.soft(rule, scores[:, :1], *rest))
+    monkeypatch.setitem(SELECTIONS, "narrow", narrow)
+    for size in (0, 2):
+        with pytest.raises(UserError, match=r"selection 'narrow' returns scores of another shape; it must be \[4, 2\]"):
+            selection.select(SelectionRule("narrow", group_size=size), jnp.zeros((4, 2)))
+
+
 def test_soft_weights_are_the_softmax():
     # exp(0), exp(ln 2): shares 1/3 and 2/3.
     weight = combine_weights(select(SelectionRule("soft"), jnp.array([[0.0, LN2]])))

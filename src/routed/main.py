@@ -41,7 +41,7 @@ CONFIG = flags.DEFINE_string(
     "The experiment with figure and scale: NAME[:FIGURE[,SCALE]] or FILE.py[:FIGURE[,SCALE]]. Change a setting with"
     " --config.KEY=VALUE.",
 )
-SWEEP = flags.DEFINE_multi_string("sweep", [], "KEY=v1,v2,...: sweep any setting; may be repeated (product).")
+SWEEP = flags.DEFINE_multi_string("sweep", [], "KEY=v1,v2,...: sweep any setting, tuples as (a,b); may be repeated.")
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where everything is written; default runs/NAME[-FIGURE][-SCALE][-KEY=VALUE...]."
 )

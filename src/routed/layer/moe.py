@@ -117,10 +117,7 @@ class MoE(nn.Module):
         return y if common is None else common.astype(self.dtype or common.dtype) + y, routing
 
     def scores(self, x: Float[Array, "T ..."], context: dict[str, Any], moves: bool = True) -> Float[Array, "T E"]:
-        """Returns the router's scores times the sharpness, plus the offset, without noise.
-
-        The call `moves` the router's own state, as one call of a step must.
-        """
+        """Returns scores times the sharpness, plus the offset, without noise; `moves` the router's state, or not."""
         router: Callable[..., Array] = self.router
         if not moves and isinstance(self.router, nn.Module) and not self.is_initializing():
             alone, variables = self.router.unbind()

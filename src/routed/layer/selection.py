@@ -35,7 +35,7 @@ def select(
     padding: they take no place in a queue.
 
     Raises:
-      UserError: the groups do not divide the tokens.
+      UserError: the groups do not divide the tokens; a user's selection returns other scores.
     """
     tokens, experts = scores.shape
     size = rule.group_size or tokens
@@ -46,13 +46,19 @@ def select(
     bias = jnp.zeros(experts) if bias is None else bias
     mask = jnp.ones(tokens, bool) if mask is None else mask
     if size == tokens:  # not as a batch of one group: XLA fuses the softmax of two axes, not of three (BUILD_NOTES.md)
-        return SELECTIONS[rule.name].route(rule, scores, preference, bias, mask)
+        return _checked(rule, scores, SELECTIONS[rule.name].route(rule, scores, preference, bias, mask))
     grouped = [a.reshape(tokens // size, size, *a.shape[1:]) for a in (scores, preference, mask)]
     routing: Any = jax.vmap(lambda s, p, m: SELECTIONS[rule.name].route(rule, s, p, bias, m))(*grouped)
     if isinstance(routing, Routing):
         first = jnp.arange(tokens // size)[:, None] * size
         routing = routing._replace(token=routing.token + first)
-    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), routing)
+    return _checked(rule, scores, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), routing))
+
+
+def _checked(rule: SelectionRule, scores: Array, routing: Any) -> Any:
+    if routing.scores.shape != scores.shape:
+        raise UserError(f"selection {rule.name!r} returns scores of another shape; it must be {[*scores.shape]}")
+    return routing
 
 
 def capacity(rule: SelectionRule, tokens: int, experts: int) -> int:

@@ -165,6 +165,10 @@ def columns_of(problem: type[Problem]) -> dict[str, Column]:
     for probe in PROBES.values():
         if issubclass(problem, probe.problem):
             columns |= probe.columns
+    if taken := [name for name in own_columns() if name in columns]:
+        raise UserError(
+            f"METRICS[{taken[0]!r}]: routed has a column of this name, which it would replace; choose another"
+        )
     return columns | own_columns()
 
 
