@@ -207,7 +207,8 @@ def test_groups_that_chips_can_share():
     ):
         validate(spread)
     validate(override(spread, {"selection.group_size": 1824}))
-    validate(override(spread, {"selection.group_size": 0, "selection.capacity_factor": 0.0}))  # each device its own
+    dropless = {"selection.capacity_factor": 0.0, "selection.eval.capacity_factor": 0.0}
+    validate(override(spread, dropless | {"selection.group_size": 0}))  # each device its own
     with pytest.raises(UserError, match="batch_size=1: 8 devices cannot share it; use a multiple of 8"):
         validate(override(spread, {"batch_size": 1}))
     # 16,384 rows: groups of 4,096 would be 456 in the decoder, which 256 chips cannot share; the next divisor, 3,648,
