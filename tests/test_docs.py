@@ -434,7 +434,7 @@ def test_a_metric_column_and_a_plot(tmp_path):
     drawn = sorted(row["x"] for row in panel.rows["dots"])
     np.testing.assert_allclose(drawn, sorted(values[table.step == 2]), rtol=1e-4)
     assert figure["caption"].startswith("A point is a run")
-    assert {file.name for file in (tmp_path / "work" / "figures").iterdir()} == {
+    assert {file.name for file in (tmp_path / "work" / "figures").glob("[!.]*")} == {
         f"{name}.{kind}" for name in ("certainty", "own") for kind in ("svg", "png")
     }
 

@@ -184,7 +184,7 @@ def test_event_files_hold_the_rows(alone):
         ({"selection.name": "soft", "dispatch": "dense"}, "selection.name='soft'"),
         (
             {"router.name": "hash_id", "router.vocabulary": 7},
-            "^config key router.vocabulary=7: must be data.vocabulary=320, as",
+            "^config key router.vocabulary=7: must be data.vocabulary=320: the router has a table",
         ),
         ({"mesh.expert": 8}, "does not divide experts.count=4; use 4"),
         ({"mesh.data": 3}, "batch_size=8"),

@@ -120,8 +120,7 @@ def check_parts(claim: Claim, config: ConfigDict) -> None:
         refuse(f"unit={claim.setup.unit!r}: use one of {', '.join(EFFECTS)}")
     if claim.setup.comparability not in COMPARABILITIES:
         refuse(f"comparability={claim.setup.comparability!r}: use one of {', '.join(COMPARABILITIES)}")
-    columns, flat = problem_of(config).columns(config), flatten(config)
-    metrics = [claim.setup.metric]
+    metrics, columns, flat = [claim.setup.metric], problem_of(config).columns(config), flatten(config)
     arms = [arm for need in claim.setup.needs for arm in (need.better, need.worse)]
     keys = [*claim.setup.over]
     for side, at in claim.reads():

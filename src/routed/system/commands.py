@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import os
 import re
 import shutil
 import sys
@@ -17,7 +18,7 @@ from absl import app, flags
 from absl import logging as log
 
 from routed.contracts import UserError
-from routed.system import files, signals
+from routed.system import files, signals, supervisor
 
 HELP = {"--help", "-help", "-h"}
 
@@ -104,7 +105,8 @@ def start(main: Callable[[list[str]], None], parse: Callable[[list[str]], list[s
         app.run(main, flags_parser=parse)
     except Exception as error:
         if not isinstance(error, UserError) and not OF_JAX.search(str(error)):
-            log.error("error: %s: %s", type(error).__name__, str(error).partition("\n")[0])  # above the trace
+            if supervisor.MARK not in os.environ:  # which explains the end of its child
+                log.error("error: %s: %s", type(error).__name__, str(error).partition("\n")[0])  # above the trace
             raise
         flags.FLAGS.mark_as_parsed()  # else absl adds a line of its own about wrong flags
         log.error("error: %s", " ".join(str(error).split()))
