@@ -740,7 +740,7 @@ def test_lines_and_figures_are_on_the_page(tmp_path):
     page.write_page(tmp_path / "report.html", [part])
     text = (tmp_path / "report.html").read_text()
     assert "at each of 6 points: 6 exact" in text and "data.samples = 512, experts.count = 16" in text
-    assert "Not drawn: lost. Rows that they need have not run, or the log has an error." in text
+    assert "Not drawn: lost (rows are missing, or the log has an error)." in text
 
 
 def test_powers_say_their_slopes_and_their_bound():

@@ -210,7 +210,7 @@ def test_weights_may_scale_the_input(dispatch, monkeypatch):
     # 8 tokens, 4 experts of 2 places: as many weights as tokens, and they are not the tokens'.
     both = selection.SELECTIONS["expert_choice"]._replace(weighs_inputs=True)
     monkeypatch.setitem(selection.SELECTIONS, "both", both)
-    with pytest.raises(ValueError, match="with selection 'both' experts choose"):
+    with pytest.raises(ValueError, match="by 'both' experts choose"):
         MoE(**experts | {"rule": SelectionRule("both")}).apply({"params": params}, jnp.ones((8, 4)))
 
 

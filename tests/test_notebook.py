@@ -38,7 +38,10 @@ def test_mistakes_are_told_before_a_process_starts(monkeypatch):
         ({"sweep": {"steps": 20}}, "sweep of steps: give a list of values, not 20"),
         ({"sweep": {"steps": []}}, "sweep of steps: give a list of values"),
         ({"settings": ["steps=20"]}, "settings and sweep are dicts"),
-        ({"settings": {"arms": ("learned,frozen",)}}, "a text has no comma, quotation mark or bracket here"),
+        (
+            {"settings": {"arms": ("learned,frozen",)}},
+            "set texts with commas, quotation marks or brackets in your file",
+        ),
     ):
         with pytest.raises(UserError, match=told):
             routed.run("gmm_router:smoke", **arguments)

@@ -195,15 +195,16 @@ def test_a_report_of_one_workdir_makes_its_files_again(finished, tmp_path, monke
     for name in names:
         (tmp_path / "one" / name).write_text("of before")
     listed = tmp_path / "one" / "figures" / ".drawn"
-    listed.write_text(f"{listed.read_text()}\nold")
-    for name in ("old.png", "yours.png"):
+    listed.write_bytes(f"{listed.read_text()}\nold\n../outside\n".encode() + b"\xff")
+    for name in ("old.png", "yours.png", "../outside.png"):
         (listed.parent / name).write_text("of before")
     trust(monkeypatch, config)
     page = tmp_path / "new" / "page.html"  # whose folder is made
     for options, again in (([f"--out={page}"], 0), ([], len(names))):
         reported(tmp_path / "one", *options)
         assert sum((tmp_path / "one" / name).read_bytes() != b"of before" for name in names) == again
-    assert (listed.parent / "yours.png").exists() and not (listed.parent / "old.png").exists()
+    assert (listed.parent / "yours.png").exists() and (listed.parent / "../outside.png").exists()
+    assert not (listed.parent / "old.png").exists()
     with pytest.raises(UserError, match="choose another --out"):
         reported(tmp_path / "one", f"--out={page / 'page.html'}")
 

@@ -50,9 +50,7 @@ def run(
             raise UserError(f"sweep of {key}: its values are tuples: give them in the sweep of a figure in your file")
     for key, value in [*(settings or {}).items(), *((key, v) for key, of in (sweep or {}).items() for v in of)]:
         if re.search(r"[,'\"()]", "".join(texts(value))):
-            raise UserError(
-                f"{key}={value!r}: a text has no comma, quotation mark or bracket here: give it in your file"
-            )
+            raise UserError(f"{key}={value!r}: set texts with commas, quotation marks or brackets in your file")
     spec, overrides = str(experiment), [f"{key}={','.join(texts(value))}" for key, value in (settings or {}).items()]
     sweeps = [f"{key}={','.join(','.join(texts(value)) for value in values)}" for key, values in (sweep or {}).items()]
     _, config = configure(spec, overrides)  # refuses mistakes here, where the caller sees the error

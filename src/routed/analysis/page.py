@@ -92,13 +92,14 @@ def write_files(workdir: pathlib.Path, part: dict[str, Any]) -> None:
     """Writes summary.csv, claims.json and figures/."""
     folder, names = files.own_folder(workdir / "figures"), {figure["name"] for figure in part["figures"]}
     drawn = folder / ".drawn"
-    for name in {*(drawn.read_text("utf-8").splitlines() if drawn.exists() else ())} - names:  # of an earlier command
-        for ending in ("svg", "png"):
-            (folder / f"{name}.{ending}").unlink(missing_ok=True)
+    before = drawn.read_bytes().decode("utf-8", "replace").splitlines() if drawn.exists() else []
+    for path in [*folder.glob("*.svg"), *folder.glob("*.png")]:  # of an earlier command, and none outside of the folder
+        if path.stem in {*before} - names:
+            path.unlink()
     files.write(drawn, "\n".join(sorted(names)))
     for figure in part["figures"]:
-        files.write(workdir / "figures" / f"{figure['name']}.svg", figure["file"])
-        files.write(workdir / "figures" / f"{figure['name']}.png", plots.png(figure["drawn"]))
+        files.write(folder / f"{figure['name']}.svg", figure["file"])
+        files.write(folder / f"{figure['name']}.png", plots.png(figure["drawn"]))
     tables = {"summary.csv": files.csv_text(part["table"]), "claims.json": verdicts.to_json(part["claims"])}
     stored.write_tables(workdir, tables)
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.scipy.stats import norm
-from jaxtyping import Array, Bool, Float, Scalar
+from jaxtyping import Array, Bool, Float, Int, Scalar
 from ml_collections import ConfigDict
 
 from routed.contracts import Routing
@@ -21,7 +21,11 @@ LIMITS = (1e-20, 1e20)
 
 
 def load(
-    scores: Float[Array, "T E"], noisy: Float[Array, "T E"], std: float, k: Any, mask: Bool[Array, " T"] | None = None
+    scores: Float[Array, "T E"],
+    noisy: Float[Array, "T E"],
+    std: float,
+    k: int | Int[Array, "T 1"],
+    mask: Bool[Array, " T"] | None = None,
 ) -> Scalar:
     """Returns the squared variation over experts of the chance that a token chooses them: 0 where all have the same.
 
@@ -78,8 +82,7 @@ def adapted(losses: Any, coefficient: Scalar | float, scores: Sequence[Float[Arr
 
 def _load(inputs: LossInputs) -> Scalar:
     routing, scores = inputs.routing, inputs.routing.scores
-    k: Any = max(1, len(routing.token) // len(scores)) if isinstance(routing, Routing) else 1
-    k = min(k, scores.shape[1])
+    k: Any = min(max(1, len(routing.token) // len(scores)), scores.shape[1]) if isinstance(routing, Routing) else 1
     if isinstance(routing, Routing) and routing.chosen is not None:  # layers of fewer experts
         k = routing.chosen.reshape(len(scores), k).sum(1, keepdims=True)
     return load(scores, jax.lax.stop_gradient(scores), inputs.losses.load_std, k, inputs.mask)

@@ -128,9 +128,7 @@ def scaled_inputs(
       ValueError: tokens have several experts, and an input for each; or experts choose.
     """
     if selection and SELECTIONS[selection].bounded:
-        raise ValueError(
-            f"weights scale the input of a token's one expert; with selection {selection!r} experts choose"
-        )
+        raise ValueError(f"weights scale the input of a token's one expert; by {selection!r} experts choose")
     if not isinstance(routing, Routing) or len(routing.weight) != len(x):
         counts = f"{len(x)} tokens have {routing.weight.size}"
         raise ValueError(f"weights scale the input of one expert a token, and {counts}")
