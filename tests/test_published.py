@@ -44,16 +44,21 @@ def test_each_figure_of_the_papers_has_a_page_or_a_reason():
 
 
 def test_a_tally_keeps_apart_what_is_no_evidence_about_a_figure():
-    """Figures: one held, one failed, one open. The second "a" is of a run that stands on two pages."""
+    """Figures: one held, one failed, one open. The second "a" stands on another page, "a.set" has another protocol."""
     verdicts = [
         ("x.a", "supported", "same"), ("x.a", "opposite", "same"), ("x.b", "not reproduced", "same"),
         ("x.c", "inconclusive", "same"), ("x.d", "not judged", "stand_in"), ("x.d", "supported", "stand_in"),
         ("x.i", "opposite", "scaled"), ("x.theorem.e", "supported", "same"),
         ("x.f", "exact", "same"), ("x.g", "not run", "same"), ("x.d", "opposite", "stand_in"),
-        ("x.ours.h", "supported", "same"), ("y.a", "supported", "same"),
+        ("x.ours.h", "supported", "same"), ("y.a", "supported", "same"), ("x.a.set", "opposite", "same"),
     ]  # fmt: skip
     claims = [{"id": id, "verdict": verdict, "comparability": where} for id, verdict, where in verdicts]
-    listed = {"theorems": ["x.theorem"], "ours": ["x.ours"], "ids": {"x.a": ["page"], "x.z": "no files"}}
+    listed = {
+        "theorems": ["x.theorem"],
+        "ours": ["x.ours"],
+        "again": [".set"],
+        "ids": {"x.a": ["page"], "x.z": "no files"},
+    }
     figures, stand_ins, theorems = coverage.tally(claims, "x", listed)
     assert (
         figures == {"hold": 1, "fail": 1, "open": 1} and stand_ins == {"hold": 1, "fail": 1} and theorems == {"hold": 2}

@@ -1,7 +1,8 @@
 """The table of docs/results/README.md: of the statements of each paper, the numbers that hold, fail and stay open.
 
 `coverage.json` beside that README lists the figures and tables of each paper: the kept results of each, or the reason
-why it has none. Its `theorems` are beginnings of ids of theorems, and `ours` of claims that a paper does not make.
+why it has none. Its `theorems` are beginnings of ids of theorems, its `ours` of claims that a paper does not make.
+Its `again` are endings of ids of statements that were judged before, under another protocol.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ class Tally(NamedTuple):
 
 
 def tally(claims: Iterable[Mapping[str, Any]], source: str, listed: Mapping[str, Any]) -> Tally:
-    """Returns the counts of a paper's claims; a claim that stands on several pages counts once, by the first."""
+    """Returns the counts of a paper's claims; a second page or protocol of a statement does not count."""
     judged: dict[str, Mapping[str, Any]] = {}
     for claim in claims:
         id = claim["id"]
         if (
             id.partition(".")[0] == source
             and not id.startswith(tuple(listed["ours"]))
+            and not id.endswith(tuple(listed["again"]))
             and claim["verdict"] not in ("not run", "not judged")
         ):
             judged.setdefault(id, claim)
@@ -83,7 +85,7 @@ def filled(root: pathlib.Path, claims: Iterable[Mapping[str, Any]], sources: Map
         text, listed = (root / "README.md").read_text("utf-8"), root / "coverage.json"
     if not listed.exists() or BEGIN not in text:
         return text
-    form = {"ids": {str: object}, "theorems": [str], "ours": [str]}
+    form = {"ids": {str: object}, "theorems": [str], "ours": [str], "again": [str]}
     content = table(claims, sources, stored.read(listed, form, "restore it"))
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
     return pattern.sub(lambda match: f"{BEGIN}\n\n{content}\n\n{END}", text)
