@@ -145,8 +145,13 @@ def _check_flags(argv: list[str]) -> None:
         )
     if not CONFIG.value and LIST.value != "figures":
         raise UserError("--config is missing: name an experiment, e.g. --config=gmm_router; --list prints them all")
-    if TOPOLOGY.value and (LIST.value or not DRY_RUN.value):
-        raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled, not run: add --dry_run, without --list")
+    if LIST.value:
+        read = ("config", "list", "sweep") if LIST.value == "settings" else ("config", "list")
+        idle = [flag for flag in flags.FLAGS.get_flags_for_module(sys.modules[__name__]) if flag.present]
+        if text := " ".join(flag.serialize() for flag in idle if flag.name not in read):
+            raise UserError(f"{text}: without effect, as --list={LIST.value} runs nothing: drop one of the two")
+    if TOPOLOGY.value and not DRY_RUN.value:
+        raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled, not run: add --dry_run")
     idle = [flag for flag in (NUM_PROCESSES, PROCESS_ID) if flag.present]
     if CONFIG.value and idle and not COORDINATOR.value:
         text = " ".join(f"--{flag.name}={flag.value}" for flag in idle)
