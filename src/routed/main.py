@@ -52,8 +52,8 @@ TOPOLOGY = flags.DEFINE_string(
     "topology",
     "",
     "CHIP:SHAPE, such as v5e:8x8 or h100:8: with --dry_run, compile every program for these chips, which this machine"
-    " may lack,"
-    " and print its memory, FLOPs, cycles, collectives, time and price. Needs their compiler (launch/README.md).",
+    " may lack, and print its memory, FLOPs, cycles, collectives, time and price. Needs their compiler"
+    " (launch/README.md).",
 )
 TRACKER = flags.DEFINE_string(
     "tracker", "", "Shows runs while they train: tensorboard (in WORKDIR/tensorboard), wandb or trackio."
@@ -139,22 +139,19 @@ def _check_flags(argv: list[str]) -> None:
       UserError: names the flag to add or drop.
     """
     if len(argv) > 1:
-        raise UserError(
-            f"unexpected argument {argv[1]!r}: an experiment is named with --config=NAME, and settings are changed with"
-            " --config.KEY=VALUE"
-        )
+        advice = "an experiment is named with --config=NAME, a setting is changed with --config.KEY=VALUE"
+        raise UserError(f"unexpected argument {argv[1]!r}: {advice}")
     if not CONFIG.value and LIST.value != "figures":
         raise UserError("--config is missing: name an experiment, e.g. --config=gmm_router; --list prints them all")
     if LIST.value:
         read = ("config", "list", "sweep") if LIST.value == "settings" else ("config", "list")
-        idle = [flag for flag in flags.FLAGS.get_flags_for_module(sys.modules[__name__]) if flag.present]
-        if text := " ".join(flag.serialize() for flag in idle if flag.name not in read):
+        given = [flag for flag in flags.FLAGS.get_flags_for_module(sys.modules[__name__]) if flag.present]
+        if text := " ".join(flag.serialize() for flag in given if flag.name not in read):
             raise UserError(f"{text}: without effect, as --list={LIST.value} runs nothing: drop one of the two")
     if TOPOLOGY.value and not DRY_RUN.value:
         raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled, not run: add --dry_run")
     idle = [flag for flag in (NUM_PROCESSES, PROCESS_ID) if flag.present]
-    if CONFIG.value and idle and not COORDINATOR.value:
-        text = " ".join(f"--{flag.name}={flag.value}" for flag in idle)
+    if CONFIG.value and not COORDINATOR.value and (text := " ".join(f"--{flag.name}={flag.value}" for flag in idle)):
         raise UserError(f"{text}: without effect, as every process would run everything: add --coordinator=HOST:PORT")
 
 

@@ -31,8 +31,7 @@ OTHER_LOSSES = ("test/loss_soft", "test/accuracy", "eval/accuracy")
 #: Definitions of headings that are no metric.
 FLOPS = (
     "Floating-point operations of a training step for each token: 6 for every parameter that serves it (2 forward, 4"
-    " backward)."
-    " A soft mixture computes all experts, a top-1 router one."
+    " backward). A soft mixture computes all experts, a top-1 router one."
 )
 PARAMETERS = "Weights of the whole model, all experts and the router included."
 SEEDS = (

@@ -201,8 +201,7 @@ def load_router(path: pathlib.Path, like: Any) -> Any:
     if meta is None:
         raise UserError(
             f"{path} is missing or damaged, and a transplanted arm needs the router in it: choose another --workdir,"
-            " where the"
-            " learned runs train again with checkpoint.final=true"
+            " where the learned runs train again with checkpoint.final=true"
         )
     stored = load_model(path)
     router = router_of(stored, stored.get("state", {}))

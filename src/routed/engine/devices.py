@@ -83,8 +83,7 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] = ()) -> Mesh:
     if jax.process_count() > 1 and (shared if shared > 1 else config.mesh.run or len(devices)) != len(devices):
         raise UserError(
             f"config keys mesh.run={config.mesh.run}, mesh.data={config.mesh.data}, mesh.expert={config.mesh.expert}:"
-            " the"
-            f" {jax.process_count()} processes have {len(devices)} devices in all, and a run over several processes"
+            f" the {jax.process_count()} processes have {len(devices)} devices in all, and a run over several processes"
             " uses all"
         )
     if shared > 1:

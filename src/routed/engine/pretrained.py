@@ -254,8 +254,7 @@ def _model_path(run: Run) -> pathlib.Path:
     if fitting:
         raise UserError(
             f"config key initial.workdir={folder}: {len(fitting)} models of the arm {arm} with seed {run.seed} fit;"
-            " name"
-            " a workdir of one point"
+            " name a workdir of one point"
         )
     path, keys = min(differences.items(), key=lambda item: len(item[1]))
     text = _difference_text(settings, stored[path], keys)

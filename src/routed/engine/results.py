@@ -150,8 +150,7 @@ def _refuse_other_code(path: pathlib.Path, stored: dict[str, Any], code: Code) -
     if stored.get("format") != FORMAT:
         raise UserError(
             f"workdir {path} was written by another version of routed, whose runs are told apart in another way:"
-            " choose another"
-            " --workdir"
+            " choose another --workdir"
         )
     if (version := stored["versions"].get("routed")) != VERSION:
         raise UserError(

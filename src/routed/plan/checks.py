@@ -193,8 +193,7 @@ def _check_selection(config: ConfigDict, problem: ProblemPart) -> None:
             "selection.renormalise",
             True,
             "with selection.k=1 the router gets no gradient, an accidental frozen router; set"
-            " selection.renormalise=false"
-            " or router.frozen=true (if it is meant: selection.no_gradient=true)",
+            " selection.renormalise=false or router.frozen=true (if it is meant: selection.no_gradient=true)",
         )
 
 

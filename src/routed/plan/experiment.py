@@ -132,8 +132,7 @@ def variant(arg: str | None, figures, scales: tuple[str, ...] = SCALES) -> tuple
         names = ", ".join(f for f in figures if f)
         raise UserError(
             f"--config=...:{arg}: unknown figure {figure!r}{nearest(figure, [*figures, *scales])}; known: {names}; or"
-            " a scale:"
-            f" {', '.join(scales)}"
+            f" a scale: {', '.join(scales)}"
         )
     if scale not in scales:
         raise UserError(

@@ -132,8 +132,7 @@ ANALYSIS = Component(
         "gate.horizon": Setting(
             4.0,
             "a verdict stands if the curves of its metric, extrapolated to so many times the steps, do not turn it;"
-            " 1: the"
-            " number of steps belongs to the protocol, so nothing is asked",
+            " 1: the number of steps belongs to the protocol, so nothing is asked",
             at_least(1),
             identity=False,
         )

@@ -75,8 +75,7 @@ def plan_runs(config: ConfigDict, sweep: tuple[Point, ...], changed: Iterable[st
             if len(runs) > RUNS:
                 raise UserError(
                     f"{len(sweep)} points, {len(sides)} arms and seeds={point_config.seeds} make more than {RUNS:,}"
-                    " runs,"
-                    " which no plan may have: sweep fewer values or lower seeds"
+                    " runs, which no plan may have: sweep fewer values or lower seeds"
                 )
     swept = _varying(config, sweep)
     refuse_unread((*changed, *sorted(swept)), wholes)

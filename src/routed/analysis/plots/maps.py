@@ -165,8 +165,7 @@ PHASE = Plot(
 ROUTING = Plot(
     routing,
     "Mean routing probability by cluster and expert for the base seed, ordered by the best match at the end: a"
-    " specialised router is"
-    " a diagonal. Crosses: dead experts. A frozen router is shown once.",
+    " specialised router is a diagonal. Crosses: dead experts. A frozen router is shown once.",
     optional={"arms": "arms that are drawn"},
     alone=True,
 )

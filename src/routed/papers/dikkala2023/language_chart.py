@@ -39,7 +39,6 @@ def languages(spec: dict[str, Any], data: Data) -> Chart | None:
 LANGUAGES_PLOT = Plot(
     languages,
     "Mean difference of validation loss from the learned router, paired by seed, with 95 % t intervals; above 0"
-    " the learned router is"
-    " better.",
+    " the learned router is better.",
     required={"arm": "arm that is compared with the learned one"},
 )
