@@ -36,7 +36,7 @@ Expected: a difference of .01 bits or less at equal steps, and SMoE ahead at equ
 lambda and alpha (GLaM's half was added after Switch's was known).
 
 Found on books and newsgroup letters in text8's alphabet (25 MB): docs/results, docs/decisions/pham2024.md. At equal
-steps competition is .052 bits behind [.042, .063]; at equal FLOPs .035 nats [.025, .045] (lambda = .05). The short
+steps competition is .054 bits behind [.044, .064]; at equal FLOPs .035 nats [.025, .045] (lambda = .05). The short
 figures have it behind at every lambda, alpha, K, rate and kind of block.
 """
 

@@ -114,8 +114,9 @@ def test_cells_of_a_grid_by_hand():
     assert [row["text"].split(" [")[0] for row in charts.rows(mean, kind="cells")] == ["19 %", "31 %", "31 %"]
     assert "no sure gap" in charts.texts(first) and charts.labels(first.x) == ["0.3", "1"]
     text = cells[1.0, 0.0]["text"]
-    assert cells[1.0, 0.0]["at"] == "separation c 1, router.init_scale 1" and cells[1.0, 0.0]["n"] == 4
-    assert f"{text} (separation c 1, router.init_scale 1), 3 of 4 points." in drawn.caption
+    at = "separation c 1, factor on the initial weights of the router 1"
+    assert cells[1.0, 0.0]["at"] == at and cells[1.0, 0.0]["n"] == 4
+    assert f"{text} ({at}), 3 of 4 points." in drawn.caption
     low, high = plots.svg(drawn.drawn), plots.svg(drawn.drawn, dark=True)
     assert all("25 %" in text and "no sure gap" in text for text in (low, high))
 

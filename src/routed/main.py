@@ -144,9 +144,9 @@ def _check_flags(argv: list[str]) -> None:
     if not CONFIG.value and LIST.value != "figures":
         raise UserError("--config is missing: name an experiment, e.g. --config=gmm_router; --list prints them all")
     if LIST.value:
-        read = ("config", "list", "sweep") if LIST.value == "settings" else ("config", "list")
-        given = [flag for flag in flags.FLAGS.get_flags_for_module(sys.modules[__name__]) if flag.present]
-        if text := " ".join(flag.serialize() for flag in given if flag.name not in read):
+        unread = ["workdir", "dry_run", "topology", "tracker", "profile", "shard", "coordinator"]
+        unread += ["sweep"] if LIST.value == "figures" else []
+        if text := " ".join(flags.FLAGS[name].serialize() for name in unread if flags.FLAGS[name].present):
             raise UserError(f"{text}: without effect, as --list={LIST.value} runs nothing: drop one of the two")
     if TOPOLOGY.value and not DRY_RUN.value:
         raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled, not run: add --dry_run")
