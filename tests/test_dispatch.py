@@ -46,6 +46,7 @@ def stacked(expert, count, x, key=0):
     return lambda p, tokens: expert.apply({"params": p}, tokens), init(keys)
 
 
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def value_and_grads(run, rule, function, params, x, scores, mask=None):
     """y, and the gradients of |y - 1|^2 with respect to weights, tokens and scores."""
     size = rule.group_size or len(x)
@@ -55,7 +56,7 @@ def value_and_grads(run, rule, function, params, x, scores, mask=None):
         y = run(function, params, x, select(rule, scores, mask=mask), places)
         return ((y.astype(jnp.float32) - 1) ** 2).sum(), y
 
-    (_, y), grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(params, x, scores)
+    (_, y), grads = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(params, x, scores)
     return y, grads
 
 
@@ -115,12 +116,18 @@ def test_every_dispatch_is_dense(name, case, dtype):
 
 
 @functools.lru_cache
+def gated():
+    """Five experts of an extreme load."""
+    return stacked(Ffn(3, 5, gated=True), 5, jnp.ones((1, 4)))
+
+
+@functools.lru_cache
 def dense_of_load(case, rule):
     """Experts and inputs of an extreme load, and what is expected of them."""
     x = jax.random.normal(jax.random.key(0), (40, 4))
     scores = jnp.zeros((40, 5)) if case == "ties" else jnp.tile(jnp.array([[0.0, 0, 9, 0, 1]]), (40, 1))
     mask = {"padding": jnp.arange(40) % 3 > 0, "all padding": jnp.zeros(40, bool)}.get(case)
-    given = rule, *stacked(Ffn(3, 5, gated=True), 5, x), x, scores, mask
+    given = rule, *gated(), x, scores, mask
     return given, value_and_grads(direct.dense, *given)
 
 
@@ -176,24 +183,29 @@ def test_weights_are_not_gathered_on_a_tpu_where_reading_all_is_cheaper(experts,
     assert (programs[0] == programs[1]) == is_dense
 
 
+@functools.lru_cache
+def experts_of_seeds(seeds):
+    """The function of five experts, and their parameters for each seed."""
+    function, _ = stacked(Mlp(2, 2, 3), 5, jnp.ones((1, 4)))
+    return function, jax.vmap(lambda k: stacked(Mlp(2, 2, 3), 5, jnp.ones((1, 4)), k)[1])(jnp.arange(seeds))
+
+
 @pytest.mark.parametrize("name", ["slots", "ragged", "grouped"])
 @pytest.mark.parametrize("shared", ["nothing", "tokens", "scores", "weights"])
 def test_a_batch_of_seeds_equals_a_loop(name, shared):
     """Whatever the seeds share, which is where ragged_dot alone raises or goes wrong."""
     seeds, x = 3, jax.random.normal(jax.random.key(0), (3, 12, 4))
     scores = jax.random.normal(jax.random.key(1), (3, 12, 5))
-    function, _ = stacked(Mlp(2, 2, 3), 5, x[0])
-    params = jax.vmap(lambda k: stacked(Mlp(2, 2, 3), 5, x[0], k)[1])(jnp.arange(seeds))
+    function, params = experts_of_seeds(seeds)
     arguments = {"weights": params, "tokens": x, "scores": scores}
     axes = {key: None if key == shared else 0 for key in arguments}
     arguments |= {shared: jax.tree.map(lambda a: a[0], arguments[shared])} if shared != "nothing" else {}
 
-    @jax.jit
     def one(a):
         rule = SelectionRule(k=2, capacity_factor=0.8)  # dropped assignments belong to no expert, and to no other seed
         return value_and_grads(SPARSE[name], rule, function, a["weights"], a["tokens"], a["scores"])
 
-    batched = jax.vmap(one, in_axes=(axes,))(arguments)
+    batched = jax.jit(jax.vmap(one, in_axes=(axes,)))(arguments)
     for seed in range(seeds):
         pick = lambda a, s=seed: jax.tree.map(lambda b: b[s], a)  # noqa: E731
         mine = {k: a if axes[k] is None else pick(a) for k, a in arguments.items()}

@@ -43,12 +43,19 @@ def ready(build, *layers, **changes):
     return config, model, *jax.jit(model.init)(jax.random.key(0), rows())
 
 
+def sites_of(config, model, params, state):
+    """Routing and features of all sparse layers."""
+    rule = selection_rule(config.selection)
+    return jax.jit(lambda params, state: model.apply(params, state, rows(), rule, "dense").sites)(params, state)
+
+
 @pytest.mark.parametrize("build", [decoder, t5])
 def test_each_layer_routes_as_the_router_that_it_names(build):
     """The first layer as where all layers hash; the second by a learned kernel, on what the first made of it."""
     text = {} if build is decoder else {"model": "moe"}
     mixed, hashed = (ready(build, *layers, **text) for layers in ((HASH,), ("first=2 router.name=hash_id",)))
-    sites = mixed[1].apply(mixed[2], mixed[3], rows(), selection_rule(mixed[0].selection), "dense").sites
+    sites = sites_of(*mixed)
+    scores = jax.jit(mixed[1].scores, static_argnums=2)
     for stack, (routing, features) in sites.items():
         kinds, table = mixed[2]["router"][stack]["router"], hashed[2]["router"][stack]["router"]["table"]
         np.testing.assert_array_equal(kinds["routers_0"]["table"], table)
@@ -59,7 +66,7 @@ def test_each_layer_routes_as_the_router_that_it_names(build):
         np.testing.assert_array_equal(chosen, np.sort(np.asarray(table[0])[np.asarray(ids).reshape(-1)].astype(int)))
         learned = np.asarray(features[1] @ kinds["routers_1"]["kernel"][1])
         np.testing.assert_allclose(routing.scores[1], learned, rtol=1e-4, atol=1e-5)
-        again = mixed[1].scores(mixed[2], mixed[3], stack, features, rows())
+        again = scores(mixed[2], mixed[3], stack, features, rows())
         np.testing.assert_allclose(again, routing.scores, rtol=1e-4, atol=1e-4)
     jax.tree.map(np.testing.assert_array_equal, mixed[2]["trunk"], hashed[2]["trunk"])
 
@@ -95,9 +102,7 @@ def test_only_layers_that_are_not_frozen_train_and_tables_do_not_decay(tmp_path)
 
 
 def test_a_layer_may_have_fewer_experts_and_another_weight():
-    config, model, params, state = ready(decoder, "last=1 selection.k=1 selection.renormalise=false")
-    outputs = model.apply(params, state, rows(), selection_rule(config.selection), "dense")
-    routing = outputs.sites["decoder"].routing
+    routing = sites_of(*ready(decoder, "last=1 selection.k=1 selection.renormalise=false"))["decoder"].routing
     probs = np.asarray(jax.nn.softmax(routing.scores[1]))
     np.testing.assert_array_equal(routing.chosen[0], True)
     np.testing.assert_array_equal(routing.chosen[1].reshape(-1, 2), [[True, False]] * 32)
@@ -146,8 +151,7 @@ def test_a_layer_has_the_loss_of_its_own_router_alone():
 
 
 def test_layers_of_fewer_experts_have_the_load_loss_of_their_own_k():
-    config, model, params, state = ready(decoder, "last=1 selection.k=1", **{"losses.load": 0.1})
-    (routing, _) = model.apply(params, state, rows(), selection_rule(config.selection), "dense").sites["decoder"]
+    (routing, _) = sites_of(*ready(decoder, "last=1 selection.k=1", **{"losses.load": 0.1}))["decoder"]
     for layer, k in enumerate((2, 1)):
         of_layer = jax.tree.map(lambda a, layer=layer: a[layer], routing)
         loss, scores = auxiliary(of_layer, {"load": 1.0})[1]["load"], of_layer.scores

@@ -55,9 +55,9 @@ def test_a_token_tries_every_choice_or_every_exchange_once(count, number):
 @pytest.mark.parametrize("layer", [0, 1])
 def test_forced_experts_are_those_of_a_model_with_permuted_experts(evaluation, layer):
     """The first token sees no other one: its loss with experts (a, b) is that with (a, b) in the places of its own."""
-    sample = choices.sample(evaluation, evaluation.batch, jax.random.key(0))
-    outputs = choices.run(evaluation, evaluation.batch)
-    routing, position = outputs.sites["decoder"].routing, jnp.array([0])
+    sample = jax.jit(lambda: choices.sample(evaluation, evaluation.batch, jax.random.key(0)))()
+    sites = jax.jit(lambda: choices.run(evaluation, evaluation.batch).sites)()
+    routing, position = sites["decoder"].routing, jnp.array([0])
     experts = routing.expert.reshape(2, -1, 2)[:, position]
     first = sample._replace(position=position, scores=routing.scores[:, position], experts=experts)
     tried = choices.tries(first.experts[layer], 4)
