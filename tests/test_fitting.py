@@ -1,5 +1,7 @@
 """Routers on hidden states of language models: fitted once, online, frozen behind a share of the steps."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,9 +24,10 @@ FITTED = {"router.fit": "clusters", "router.score": "distance", "router.frozen":
 FIRST = "first=1 router.fit=clusters router.score=distance"
 
 
-def moment(**changes):
+@functools.lru_cache
+def moment(cache, **changes):
     """A decoder of two sparse layers, its fresh parameters, the fitted ones, and the features of both layers there."""
-    config = canonical(override(base(), TINY | changes))
+    config = canonical(override(base(), TINY | changes | {"data.cache": cache}))
     problem = problem_of(config).build(config, 0, None)
     fit_rows = jax.tree.map(lambda *a: jnp.stack(a), *(rows(8, length) for length in (8, 8)))
     keys = program.streams(0, config)
@@ -43,10 +46,15 @@ def moment(**changes):
     return fit()
 
 
-def test_sharp_clusters_choose_as_clusters_do_and_have_the_asked_entropy(tmp_path):
-    cache, asked = {"data.cache": str(tmp_path)}, {"router.fit": "sharp_clusters", "router.fit_entropy": 0.7}
-    _, plain, features = moment(**FITTED | cache)
-    _, sharp, _ = moment(**FITTED | cache | asked | {"router.score": "product", "router.bias": True})
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """One folder for all tests here: what two of them fit is fitted once."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def test_sharp_clusters_choose_as_clusters_do_and_have_the_asked_entropy(cache):
+    asked = {"router.fit": "sharp_clusters", "router.fit_entropy": 0.7, "router.score": "product", "router.bias": True}
+    (_, plain, features), (_, sharp, _) = moment(cache, **FITTED), moment(cache, **FITTED | asked)
     plain, sharp = (jax.tree.map(np.asarray, params["router"]["decoder"]["router"]) for params in (plain, sharp))
     x, centres = np.asarray(features[0]), plain["kernel"][0].T  # the first layer sees the same in both
     scores = x @ sharp["kernel"][0] + sharp["bias"][0]
@@ -56,10 +64,10 @@ def test_sharp_clusters_choose_as_clusters_do_and_have_the_asked_entropy(tmp_pat
 
 
 @pytest.mark.parametrize("size", ["clusters", "balanced"])
-def test_a_fitted_router_has_the_means_of_what_its_layer_sees(size, tmp_path):
+def test_a_fitted_router_has_the_means_of_what_its_layer_sees(size, cache):
     """Both layers at once: the features are those that the second layer sees behind the fitted first one."""
     bias = {"router.bias": True} if size == "balanced" else {}
-    old, new, features = moment(**FITTED | bias | {"router.fit": size, "data.cache": str(tmp_path)})
+    old, new, features = moment(cache, **FITTED | bias | {"router.fit": size})
     for layer in range(2):
         router = jax.tree.map(lambda a, layer=layer: np.asarray(a[layer]), new["router"]["decoder"]["router"])
         centres, x = router["kernel"].T, np.asarray(features[layer])
@@ -73,8 +81,8 @@ def test_a_fitted_router_has_the_means_of_what_its_layer_sees(size, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, old["trunk"], new["trunk"])
 
 
-def test_a_single_layer_may_be_fitted(tmp_path):
-    old, new, _ = moment(**{"router.layers": (FIRST,), "data.cache": str(tmp_path)})
+def test_a_single_layer_may_be_fitted(cache):
+    old, new, _ = moment(cache, **{"router.layers": (FIRST,)})
     old, new = (params["router"]["decoder"]["router"] for params in (old, new))
     np.testing.assert_array_equal(old["routers_1"]["kernel"], new["routers_1"]["kernel"])
     moved = (old["routers_0"]["kernel"] != new["routers_0"]["kernel"]).any((1, 2))

@@ -145,25 +145,24 @@ def own_probe(problem):
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem", "applies"),
+    ("changes", "families", "applied"),
     [
-        ({}, Problem, True),
-        ({}, SampleProblem, True),
-        ({}, TextProblem, False),
-        ({"model": "dense_total"}, Problem, False),
-        (TINY, Problem, True),
-        (TINY, TextProblem, True),
-        (TINY, SampleProblem, False),
+        ({}, "Problem SampleProblem", "Problem SampleProblem"),
+        ({"model": "dense_total"}, "Problem SampleProblem", ""),  # without a router
+        (TINY, "Problem TextProblem", "Problem TextProblem"),
     ],
 )
-def test_a_probe_applies_to_its_problems(monkeypatch, tmp_path_factory, changes, problem, applies):
-    monkeypatch.setitem(PROBES, "mine", own_probe(problem))
+def test_a_probe_applies_to_its_problems(monkeypatch, tmp_path_factory, changes, families, applied):
+    names = {family.__name__: family for family in (Problem, SampleProblem, TextProblem)}
+    for name, family in names.items():
+        columns = {f"{name}/largest": Column("largest step so far")}
+        monkeypatch.setitem(PROBES, name, own_probe(family)._replace(columns=columns))
     cache = tmp_path_factory.getbasetemp() / "text"
     config = override(base(), changes | {"data.cache": str(cache)})
-    built = problem_of(config).build(config, 8, None)
-    assert ("mine" in probes_of(built)) == applies
-    assert ("mine/largest" in problem_of(config).columns(config)) == isinstance(built, problem)
-    assert "probe mine" in code_of_metrics()
+    problem, columns = problem_of(config).build(config, 8, None), problem_of(config).columns(config)
+    assert names.keys() & probes_of(problem).keys() == {*applied.split()}
+    assert {name for name in names if f"{name}/largest" in columns} == {*families.split()}
+    assert {f"probe {name}" for name in names} <= code_of_metrics().keys()
 
 
 def test_a_users_probe_is_computed_in_the_program_and_after_it(monkeypatch, small, tmp_path):
