@@ -489,12 +489,13 @@ def test_more_values_run_only_what_is_missing(finished, run, saves, tmp_path):
     same(table(finished), table(tmp_path / "work"))
 
 
-def test_a_key_swept_later_keeps_the_value_that_its_rows_had(finished, run, folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("part", "name"), [(execution, "execute"), (tables, "merge")])
+def test_a_key_swept_later_keeps_the_value_that_its_rows_had(finished, run, folder, tmp_path, monkeypatch, part, name):
     """Also when the file's own value changes with the sweep, and the first such command dies before it writes a row."""
     (file := folder / "tiny.py").write_text(file.read_text().replace('"data.samples": 32', '"data.samples": 16'))
     later = ("--sweep=data.samples=32,16",)
     with monkeypatch.context() as patch:
-        patch.setattr(execution, "execute", lambda *args: 1 / 0)
+        patch.setattr(part, name, lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(finished, *later)
     run(finished, *later)

@@ -61,9 +61,9 @@ def open_workdir(
         _refuse_other_code(path, stored, code)
         _refuse_other_settings(path, stored, flat, active - {*swept})
         _refuse_other_seed(path, stored, config, sweep)
-        # A key swept only now was constant in the stored rows: its value of then stays in config.json.
-        flat |= {key: value for key, value in stored["config"].items() if key in {*swept} - {*stored["swept"]}}
+        # A key without a column was constant in the stored rows: its value of then stays in config.json.
         if new := [key for key in swept if key not in table]:
+            flat |= {key: value for key, value in stored["config"].items() if key in new}
             for key in new:
                 table.insert(1, key, plain_value(flat[key]))
             table, settled = ordered(table), False
