@@ -49,6 +49,10 @@ def test_little_work_for_many_parameters_is_not_shared(monkeypatch):
     assert "data" not in mesh_of({}, monkeypatch, work=sharing.WORK)
 
 
+def test_a_part_of_a_sweep_without_runs_shares_nothing():
+    assert sharing.cores_of_a_run([]) == 1
+
+
 def test_the_number_of_devices_is_in_no_key():
     keys = {plan_runs(override(base(), ALONE | {"mesh.data": count}), ())[0].key for count in (0, 1, 2)}
     assert len(keys) == 1

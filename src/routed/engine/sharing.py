@@ -47,7 +47,7 @@ def cores_of_a_run(runs: Sequence[Run]) -> int:
     if platform() != "cpu" or jax.process_count() > 1 or any(2 * len(members) > cores for members in programs):
         return 1
     configs = [members[0].config for members in programs]
-    if not all(map(is_faster, configs)):
+    if not (configs and all(map(is_faster, configs))):  # a part of a sweep may have no runs
         return 1
     fitting = [n for n in divisors(min(config.batch_size for config in configs)) if 1 < n <= cores]
     return max((n for n in fitting if all(can_share(config, n) for config in configs)), default=1)
