@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import pathlib
 import sys
 from typing import Any
 
@@ -76,7 +75,7 @@ def main(argv: list[str]) -> None:
         print(as_line(record), flush=True)
         if JSON.value:
             text = json.dumps(about | {"records": records}, indent=1)
-            files.write(pathlib.Path(JSON.value), text + "\n")
+            files.write(files.folder(JSON.value), text + "\n")
     print(json.dumps(about | {"records": records}, indent=1))
     if hasattr(BENCHES[name], "as_table"):
         print(BENCHES[name].as_table(records))

@@ -115,19 +115,27 @@ def folder(name: str | os.PathLike) -> pathlib.Path:
     """The folder of this name, on the disk or, as gs://BUCKET/..., in a bucket.
 
     Raises:
-      UserError: the name is no text in this locale; JAX's libraries refuse such names.
+      UserError: the name is no text in this locale; JAX's libraries refuse such names. Or no user has it, behind `~`.
     """
     if any("\udc80" <= sign <= "\udcff" for sign in str(name)):  # Python's form of bytes that are no text
         raise UserError(
             f"folder {name!r}: its name is not UTF-8 in this locale: set PYTHONUTF8=1, or choose another name"
         )
     if "://" not in str(name):
-        return pathlib.Path(name)
+        return home(name)
     from etils import epath  # lazily: few commands need it
 
     for library in ("gcsfs", "fsspec"):  # each logs its caches
         logging.getLogger(library).setLevel(logging.WARNING)
     return epath.Path(name)  # type: ignore[return-value]  # a PurePosixPath with the methods of a Path
+
+
+def home(name: str | os.PathLike) -> pathlib.Path:
+    """Returns the path of this name on the disk, `~` replaced: a shell leaves it in --workdir=~/runs."""
+    try:
+        return pathlib.Path(name).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{name}: no user has the name behind ~; write the whole path") from error
 
 
 def remote(path: pathlib.Path) -> bool:

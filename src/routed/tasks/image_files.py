@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from routed.contracts import UserError
+from routed.system import files
 from routed.tasks.prepared import newest
 
 #: Artificial images: classes, training and test images of each class, and the shape of an image.
@@ -52,7 +53,7 @@ def load(name: str, directory: str) -> Images:
     Raises:
       UserError: a file is missing or damaged, labels are out of range, a class has no image.
     """
-    folder = pathlib.Path(directory).expanduser()
+    folder = files.home(directory)
     if name.startswith("tfds:"):
         train, test, classes = _tfds(name.removeprefix("tfds:"), directory)
     else:

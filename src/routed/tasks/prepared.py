@@ -6,6 +6,7 @@ import pathlib
 from typing import Any
 
 from routed.contracts import UserError
+from routed.system import files
 
 
 def newest(directory: str, name: str) -> tuple[Any, pathlib.Path]:
@@ -16,7 +17,7 @@ def newest(directory: str, name: str) -> tuple[Any, pathlib.Path]:
     """
     import tensorflow_datasets as tfds  # imported here, since the import takes half a second
 
-    infos = pathlib.Path(directory).expanduser().glob(f"{name}/*/dataset_info.json") if directory else ()
+    infos = files.home(directory).glob(f"{name}/*/dataset_info.json") if directory else ()
     folders = sorted((path.parent for path in infos), key=_version)
     if not folders:
         raise UserError(

@@ -62,7 +62,7 @@ def _by_id(vocabulary: Mapping[Any, Any]) -> dict[int, Any]:
 
 def _read(name: str) -> Any:
     """Returns the vocabulary that a path or a name stands for: a list, a dict, or a tokenizer of transformers."""
-    path = pathlib.Path(name).expanduser()
+    path = files.home(name)
     if name == BYTES:
         return [chr(byte) if byte < 128 else f"\\x{byte:02x}" for byte in range(256)]
     try:

@@ -67,7 +67,7 @@ def load(source: str, directory: str, labels: tuple[str, ...]) -> Sentences:
     """
     if source == "artificial":
         return _artificial(len(labels))
-    folder = pathlib.Path(directory).expanduser()
+    folder = files.home(directory)
     tables = sorted(folder.glob("*-train.tsv"))
     if not tables:
         raise UserError(

@@ -6,7 +6,6 @@ A row is the class, then the tokens.
 from __future__ import annotations
 
 import collections
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from ml_collections import ConfigDict
 from routed.contracts import TextBatch, UserError
 from routed.papers.labelled_tables import LABELS, Row, read_table
 from routed.settings.setting import Setting, refuse
+from routed.system import files
 from routed.tasks.text import cache, tokenizers
 from routed.tasks.text.corpus import Corpus
 from routed.tasks.text.documents import Source
@@ -90,7 +90,7 @@ def check(config: ConfigDict) -> None:
 
 
 def _tables(data: ConfigDict) -> dict[str, list[Row]]:
-    folder = pathlib.Path(data.directory).expanduser()
+    folder = files.home(data.directory)
     paths = {part: folder / f"{data.table}-{part}.tsv" for part in ("train", "valid", "test")}
     if not paths["train"].exists() and (tables := sorted(folder.glob("*-train.tsv"))):
         names = ", ".join(path.name.removesuffix("-train.tsv") for path in tables)

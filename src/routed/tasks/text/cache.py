@@ -26,15 +26,13 @@ def folder(data: ConfigDict) -> pathlib.Path:
     Raises:
       UserError: nothing can be written there.
     """
-    path = pathlib.Path(data.cache or "~/.cache/routed")
+    path = files.home(data.cache or "~/.cache/routed")
     try:
-        path = path.expanduser()
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):
             raise PermissionError(0, "not writable")
-    except (OSError, RuntimeError) as error:  # RuntimeError: no user has the name behind ~
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"data.cache={path}: cannot be used ({reason}); name another folder") from error
+    except OSError as error:
+        raise UserError(f"data.cache={path}: cannot be used ({error.strerror}); name another folder") from error
     return path
 
 

@@ -14,6 +14,7 @@ from absl import logging as log
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
+from routed.system.files import home
 from routed.tasks.text.documents import Damage, Source, choose, file_size, open_file, size_of, whole_fingerprint
 
 #: split -> its file.
@@ -34,7 +35,7 @@ def files(data: ConfigDict) -> Source:
     Raises:
       UserError: a file that is missing, cannot be read, or is not UTF-8.
     """
-    directory = pathlib.Path(data.directory).expanduser()
+    directory = home(data.directory)
     paths = {split: directory / name for split, name in FILES.items()}
     if missing := [path.name for path in paths.values() if not path.exists()]:
         raise UserError(

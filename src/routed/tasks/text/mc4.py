@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
+from routed.system import files
 from routed.tasks.prepared import newest
 from routed.tasks.text.documents import (
     Damage,
@@ -47,8 +48,7 @@ def mc4_jsonl(data: ConfigDict) -> Source:
     Raises:
       UserError: not such a directory, a language that is not in it, or a shard that is missing.
     """
-    paths = _listed(data.directory)
-    directory = pathlib.Path(data.directory).expanduser()
+    paths, directory = _listed(data.directory), files.home(data.directory)
     shards_of = defaultdict(set)  # en or en-validation -> {(index, count)}
     for path in paths:
         # Printable: a name that is not UTF-8 tells no language.
@@ -78,13 +78,13 @@ def mc4_jsonl(data: ConfigDict) -> Source:
 
 
 def _listed(name: str) -> list[pathlib.Path]:
+    directory = files.home(name)
     try:
-        directory = pathlib.Path(name).expanduser()
         if name and directory.is_dir():
             return list(directory.iterdir())
         problem = "no such folder"
-    except (OSError, RuntimeError) as error:  # RuntimeError: no user has the name behind ~
-        problem = f"cannot be read ({getattr(error, 'strerror', error)})"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
     raise UserError(f"data.directory={name!r}: {problem}; name the one that holds mC4's shards")
 
 

@@ -43,9 +43,7 @@ SHARED: dict[str, Setting] = {
     ),
     "vocabulary": Setting(2048, "token ids, sentinels (the highest ones) included", COUNT),
     "input_length": Setting(
-        128,
-        "encoder tokens of a row; the length of the target follows from it (a decoder alone predicts as many)",
-        at_least(8),
+        128, "encoder tokens of a row, from which the target's length follows (a decoder predicts as many)", at_least(8)
     ),
     "noise_density": Setting(0.15, "share of the tokens that are cut out", between(0, 1)),
     "mean_span": Setting(3.0, "mean length of what is cut out at one place", at_least(1)),
@@ -55,9 +53,7 @@ SHARED: dict[str, Setting] = {
         one_of(("skip", "refuse")),
     ),
     "eval_rows": Setting(
-        512,
-        "validation rows (and, where a decoder is tested, as many test rows), spread evenly over the languages",
-        at_least(1),
+        512, "validation rows (a decoder: as many test rows), spread evenly over the languages", at_least(1)
     ),
     "cache": Setting("", "folder of tokenised text and trained tokenizers; empty: ~/.cache/routed", identity=False),
 }

@@ -23,6 +23,7 @@ from jaxtyping import Integer
 from ml_collections import ConfigDict
 
 from routed.contracts import UserError
+from routed.system import files
 from routed.tasks.text import cache
 from routed.tasks.text.documents import Source, because, damage_rule, shares
 from routed.tasks.text.spans import END, PAD, UNKNOWN
@@ -122,7 +123,7 @@ def tokenizer(data: ConfigDict, source: Source, sentinels: int) -> Tokenizer:
     elif data.tokens == "train":
         chosen = _trained(data, source, data.vocabulary - sentinels)
     else:
-        chosen = _from_file(pathlib.Path(data.tokens).expanduser())
+        chosen = _from_file(files.home(data.tokens))
     needed = chosen.pieces + sentinels
     if needed > data.vocabulary:
         raise UserError(
