@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import pathlib
 import re
 import resource
 import subprocess
@@ -209,7 +210,9 @@ def tiny(tmp_path, monkeypatch):
         (["--dry_run=maybe"], ["dry_run", "maybe"]),
         (["steps=3"], ["'steps=3'", "--config=NAME", "--config.KEY=VALUE"]),
         (["--list=arms"], ["--list=arms", "figures|settings"]),
-        (["--num_processes=2"], ["--num_processes=2: without effect", "add --coordinator=HOST:PORT"]),
+        (["--num_processes=2"], ["--num_processes=2: without effect", "needs --coordinator=HOST:PORT"]),
+        (["--join_seconds=2"], ["--join_seconds=2: without effect"]),
+        (["--coordinator=auto", "--process_id=0", "--join_seconds=2"], ["--process_id=0: without effect; it needs"]),
         (["--num_processes=2", "--process_id=0"], ["--num_processes=2 --process_id=0: without effect"]),
     ],
     ids=lambda value: " ".join(value)[:60] if value[0].startswith(("-", "s")) else "",
@@ -655,6 +658,7 @@ def test_any_locale_will_do(tiny):
     assert "kleiner als üblich?" in (tiny.parent / "w" / "report.html").read_text("utf-8")
     with pytest.raises(UserError, match="not UTF-8 in this locale: set PYTHONUTF8=1"):
         files.folder("w\udcc3\udcbc")  # as such a locale reads the name wü
+    assert files.folder("~/w") == pathlib.Path.home() / "w"
 
 
 @pytest.mark.parametrize(

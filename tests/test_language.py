@@ -72,6 +72,11 @@ def alone(tmp_path_factory):
     return workdir
 
 
+def test_models_of_finished_runs_are_refused_where_none_was_kept(tiny, alone):
+    with pytest.raises(UserError, match=r"checkpoint\.final=True: finished runs of .* kept no model; name a fresh"):
+        run(override(tiny, {"checkpoint.final": True}), alone)
+
+
 def test_devices_that_share_a_run_give_its_losses(tiny, alone, tmp_path):
     spread = override(tiny, {"mesh.data": 2, "mesh.expert": 4, "checkpoint.every": 2})
     same(run(spread, tmp_path), results.read_table(alone), rtol=2e-4)

@@ -18,11 +18,12 @@ from routed.engine import batches, compilation, early_pages, execution, limits, 
 from routed.engine.compilation import compile_group
 from routed.engine.devices import make_mesh
 from routed.engine.execution import execute, make_groups
+from routed.engine.profile import Profile
 from routed.engine.schedule import Group
 from routed.plan.config import base, canonical, problem_of, traced
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
-from routed.system import machine
+from routed.system import files, machine
 from routed.system.progress import Progress
 from routed.training import program
 from routed.training.problem import Cost
@@ -254,12 +255,20 @@ def test_batches_of_a_group_are_equal(small, seeds, devices, size):
 
 
 def test_accelerators_take_some_runs_each(small, monkeypatch):
-    """75 runs on 8 devices: at most 4 x 8 = 32 together, so three batches of 25, made 32; unless the config says."""
+    """75 runs on 8 devices: at most 4 x 8 = 32 together, so three batches of 25, made 32; unless the config says.
+
+    At most 30 are at most 24 of 8 devices: four batches of 19, made 24.
+    """
     monkeypatch.setattr(execution, "platform_of", lambda mesh: "tpu")
     config = override(small, {"arms": ("learned",), "seeds": 75, "mesh.run": 8})
-    for asked, size in ((0, 32), (40, 40)):
+    for asked, size in ((0, 32), (40, 40), (30, 24)):
         runs = plan_runs(override(config, {"mesh.runs_per_batch": asked}), ({},))
         assert [group.size for group in make_groups(runs, make_mesh(config))] == [size]
+
+
+def test_a_profile_in_a_bucket_is_refused():
+    with pytest.raises(UserError, match="--profile=2: JAX writes profiles on a disk alone"):
+        Profile(files.folder("gs://lab/p"), 2)
 
 
 def test_more_samples_than_memory_are_refused(small):

@@ -58,9 +58,7 @@ TOPOLOGY = flags.DEFINE_string(
 TRACKER = flags.DEFINE_string(
     "tracker", "", "Shows runs while they train: tensorboard (in WORKDIR/tensorboard), wandb or trackio."
 )
-PROFILE = flags.DEFINE_integer(
-    "profile", 0, "Records N training steps in WORKDIR/profile, for Perfetto and xprof; 0: none.", lower_bound=0
-)
+PROFILE = flags.DEFINE_integer("profile", 0, "Records N steps in WORKDIR/profile (Perfetto, xprof).", lower_bound=0)
 LIST = flags.DEFINE_enum(
     "list",
     None,
@@ -69,9 +67,7 @@ LIST = flags.DEFINE_enum(
     " setting that it reads. Runs nothing.",
 )
 SHARD = flags.DEFINE_string(
-    "shard",
-    "",
-    "I/N: only part I (from 1) of N of the sweep, balanced by cost; `routed report DIR...` joins the parts.",
+    "shard", "", "I/N: part I (from 1) of N of the sweep, balanced by cost; `routed report DIR...` joins the parts."
 )
 COORDINATOR = flags.DEFINE_string(
     "coordinator",
@@ -150,9 +146,10 @@ def _check_flags(argv: list[str]) -> None:
             raise UserError(f"{text}: without effect, as --list={LIST.value} runs nothing: drop one of the two")
     if TOPOLOGY.value and not DRY_RUN.value:
         raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled, not run: add --dry_run")
-    idle = [flag for flag in (NUM_PROCESSES, PROCESS_ID) if flag.present]
-    if CONFIG.value and not COORDINATOR.value and (text := " ".join(f"--{flag.name}={flag.value}" for flag in idle)):
-        raise UserError(f"{text}: without effect, as every process would run everything: add --coordinator=HOST:PORT")
+    idle = [NUM_PROCESSES, PROCESS_ID, *[JOIN_SECONDS] * (not COORDINATOR.value)]
+    text = " ".join(f"--{flag.name}={flag.value}" for flag in idle if flag.present)
+    if CONFIG.value and text and COORDINATOR.value in (None, "", "auto"):
+        raise UserError(f"{text}: without effect; it needs --coordinator=HOST:PORT: add that, or drop this")
 
 
 def _list_figures(spec: str) -> None:

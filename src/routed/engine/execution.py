@@ -67,7 +67,8 @@ def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0) -> list[Group]:
         largest = max((run.config for run in members), key=limits.pool_of)
         bytes_each = limits.refuse_if_too_large(largest, local_devices, memory)
         fitting = int(memory * limits.USABLE // bytes_each) * (devices // local_devices)
-        most = 1 if mesh.size > devices else max(min(config.mesh.runs_per_batch or default, fitting), 1)
+        most = 1 if mesh.size > devices else min(config.mesh.runs_per_batch or default, fitting)
+        most = max(most // devices, 1) * devices
         # Batches of equal size: padding falls on the last devices, which would have nothing to do.
         equal = math.ceil(len(members) / math.ceil(len(members) / most))
         name = "/".join(dict.fromkeys(run.arm for run in members))
@@ -98,6 +99,7 @@ def execute(
     last_rows = _last_rows(table, {key for run in pending for key in run.needs})
     del table  # it is on the disk, and may be large
     hosts.once(lambda: pretrained.record_models(workdir, runs))
+    hosts.once(lambda: pretrained.check_kept([run for run in runs if run.key in done], workdir))
     if pending:
         pretrained.check(pending)
         checks.check_values(run.config for run in pending)

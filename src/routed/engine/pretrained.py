@@ -63,8 +63,16 @@ def save_final_model(workdir: pathlib.Path, run: Run, model: dict[str, Any]) -> 
     """
     settings = _settings(run)
     if "data.pieces" in settings:
-        hosts.once(lambda: _write_once(workdir / settings["data.pieces"], _pieces(run)))
+        pieces = problem_of(run.config).pieces(run.config)
+        hosts.once(lambda: _write_once(workdir / settings["data.pieces"], pieces))
     checkpoint.save_model(workdir / MODELS / run.key, model, {"arm": run.arm, "seed": run.seed, "settings": settings})
+
+
+def check_kept(finished: list[Run], workdir: pathlib.Path) -> None:
+    """Refuses checkpoint.final=true if finished runs kept no model: they are not trained again."""
+    if any(run.config.checkpoint.final and not (workdir / MODELS / run.key).exists() for run in finished):
+        reason = f"finished runs of {workdir} kept no model; name a fresh --workdir, or set it to false"
+        refuse("checkpoint.final", True, reason)
 
 
 def _write_once(path: pathlib.Path, content: bytes) -> None:
@@ -72,10 +80,6 @@ def _write_once(path: pathlib.Path, content: bytes) -> None:
         with files.explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, content)
-
-
-def _pieces(run: Run) -> bytes:
-    return problem_of(run.config).pieces(run.config)
 
 
 def check(runs: list[Run]) -> None:
@@ -203,7 +207,7 @@ def _settings(run: Run) -> dict[str, Any]:
         for key, value in flatten(run.config).items()
         if key.startswith((*MUST_MATCH, *ROUTING_KEYS)) and not key.startswith(MAY_DIFFER)
     }
-    if pieces := _pieces(run):
+    if pieces := problem_of(run.config).pieces(run.config):
         settings["data.pieces"] = f"{PIECES}/{hashlib.sha256(pieces).hexdigest()[:16]}.model"
     return json.loads(json.dumps(settings, default=list))
 
@@ -234,7 +238,7 @@ def _model_path(run: Run) -> pathlib.Path:
       UserError: no such model, or several; names the setting to change.
     """
     folder, arm = run.config.initial.workdir, run.config.initial.arm or run.arm
-    workdir = files.folder(folder).expanduser()
+    workdir = files.folder(folder)
     if not workdir.is_dir():
         refuse(
             "initial.workdir", folder, "no such folder; name the workdir of a run with --config.checkpoint.final=true"

@@ -71,11 +71,7 @@ PLAN = Component(
 ENGINE = Component(
     {
         "mesh.run": Setting(
-            0,
-            "devices that share the runs; 0: all (on a CPU, one per core)",
-            within(0, DEVICES),
-            identity=False,
-            when=_ALONE,
+            0, "devices that share runs; 0: all (CPU: one per core)", within(0, DEVICES), identity=False, when=_ALONE
         ),
         "mesh.data": Setting(
             0,
@@ -100,22 +96,16 @@ ENGINE = Component(
         ),
         "mesh.runs_per_batch": Setting(
             0,
-            "runs that advance together, at most: the unit of a checkpoint; 0: 16 on a CPU, elsewhere 4 a device",
+            "runs that advance together, at most (one a device or more); 0: 16 on a CPU, elsewhere 4 a device",
             at_least(0),
             identity=False,
             when=_ALONE,
         ),
         "checkpoint.every": Setting(
-            0,
-            "steps between checkpoints of unfinished runs; divides eval_every; 0: eval_every",
-            at_least(0),
-            identity=False,
+            0, "steps between checkpoints of a run; divides eval_every; 0: eval_every", at_least(0), identity=False
         ),
         "checkpoint.keep": Setting(
-            2,
-            "checkpoints that are kept: the last ones, beside the one with the lowest validation loss",
-            at_least(1),
-            identity=False,
+            2, "checkpoints kept: the last ones, beside that of the lowest validation loss", at_least(1), identity=False
         ),
         "trace.every": Setting(
             0,

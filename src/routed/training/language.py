@@ -212,10 +212,7 @@ DECODER = language_part(
                 "test loss (nats per token)", "Cross-entropy on the test rows, in nats for each token.", AT_LEAST_0
             ),
             "test/accuracy": Column(
-                "test token accuracy",
-                "Share of the test tokens that the model ranks first.",
-                SHARE,
-                higher_is_better=True,
+                "test token accuracy", "Share of test tokens that the model ranks first.", SHARE, higher_is_better=True
             ),
             "test/bits": Column(
                 "bits per token, test,\nat the best validation so far",

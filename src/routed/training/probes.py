@@ -78,20 +78,13 @@ class Probe(NamedTuple):
 PROGRAM = Probe(
     columns={
         "train/steps": Column(
-            "steps until the run stopped",
-            "Optimiser steps after which the run stopped by itself, or all of them.",
-            AT_LEAST_0,
+            "steps until the run stopped", "Steps after which the run stopped by itself, or all steps.", AT_LEAST_0
         ),
         "train/stopped": Column(
-            "share of runs that stopped",
-            "Share of runs that ended by a rule of the config before their last step.",
-            SHARE,
+            "share of runs that stopped", "Share of runs that a rule of the config ended before the last step.", SHARE
         ),
         "train/rate_scale": Column(
-            "multiplier of all rates",
-            "The factor on all learning rates that tuning chose for the run, or 1.",
-            AT_LEAST_0,
-            log=True,
+            "multiplier of all rates", "Factor on all learning rates that tuning chose, or 1.", AT_LEAST_0, log=True
         ),
         "train/router_rate": Column(
             "rate of the router",

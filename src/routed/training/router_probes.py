@@ -133,9 +133,7 @@ COLUMNS = Probe(
             AT_LEAST_1,
         ),
         "router/norm_mean": Column(
-            "mean norm of a router row",
-            "Mean length of the router's rows, times what multiplies its scores.",
-            AT_LEAST_0,
+            "mean norm of a router row", "Mean length of router rows, times what multiplies scores.", AT_LEAST_0
         ),
         "router/ami": Column(
             "adjusted mutual information\nof experts and clusters",
@@ -177,9 +175,7 @@ COLUMNS = Probe(
             AT_LEAST_0,
         ),
         "router/dropped": Column(
-            "share of assignments dropped",
-            "Share of the assignments that found no place in their expert's queue.",
-            SHARE,
+            "share of assignments dropped", "Share of assignments without a place in their expert's queue.", SHARE
         ),
         "router/entropy_token": Column(
             "entropy of a token's gate (nats)",

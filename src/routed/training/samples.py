@@ -36,10 +36,7 @@ IN_NATS = {
         log=True,
     ),
     "test/loss": Column(
-        "test loss (nats per sample)",
-        "Mean cross-entropy on test samples as the arm is evaluated.",
-        AT_LEAST_0,
-        log=True,
+        "test loss (nats per sample)", "Mean cross-entropy on test samples, as evaluated.", AT_LEAST_0, log=True
     ),
 }
 

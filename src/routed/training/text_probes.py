@@ -157,10 +157,7 @@ LOSSES = Probe(
             AT_LEAST_0,
         ),
         "eval/accuracy": Column(
-            "validation token accuracy",
-            "Share of held-out target tokens that the model ranks first.",
-            SHARE,
-            higher_is_better=True,
+            "validation token accuracy", "Share of held-out tokens ranked first.", SHARE, higher_is_better=True
         ),
     },
 )
