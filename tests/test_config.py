@@ -280,6 +280,15 @@ def test_what_nothing_reads_can_neither_be_set_nor_swept(small, changed, sweep, 
         plan_runs(small, sweep, changed)
 
 
+def test_noise_on_a_choice_that_nobody_makes_is_refused(small):
+    """The soft selection of training weighs all experts by plain scores; a noisy top-1 evaluation does choose."""
+    noisy = {"router.noise": "gaussian"}
+    with pytest.raises(UserError, match=r"router\.noise='gaussian': selection\.name='soft' has no choice to change"):
+        validate(override(small, noisy))
+    for mend in ({"router.noise_in_weights": True}, {"router.noise_at_eval": True}, {"selection.name": "top_k", "selection.k": 2}):
+        validate(override(small, noisy | mend))
+
+
 def test_noise_at_evaluation_is_of_samples(small):
     """Text is evaluated without it."""
     noisy = override(small, {"router.noise": "gaussian", "router.noise_at_eval": True})

@@ -131,6 +131,13 @@ def test_a_loss_that_is_none_is_named(monkeypatch):
         auxiliary(routing, {"own": 1.0})
 
 
+def test_losses_of_several_layers_at_once_are_refused():
+    routing = select(SelectionRule(), UNIFORM[:8])
+    layers = jax.tree.map(lambda a: jnp.stack([a, a]), routing)
+    with pytest.raises(UserError, match=r"scores \[2, 8, 4\]: must be \[T, E\]; of several layers take jax.vmap"):
+        auxiliary(layers, {"z": 1.0})
+
+
 def test_padding_counts_nowhere():
     mask = jnp.arange(T) < 200
     scores = jnp.where(mask[:, None], jax.random.normal(jax.random.key(1), (T, E)), 9.0 * jax.nn.one_hot(0, E)[None])

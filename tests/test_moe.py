@@ -91,6 +91,9 @@ def untyped(monkeypatch):
         ({"rule": SelectionRule(priority="scor")}, "priority='scor': must be one of position, score, causal"),
         ({"dispatch": "einsum"}, "dispatch 'einsum' is unknown"),
         ({"noise": "gumble"}, "noise 'gumble' is unknown"),
+        ({"noise": "learned"}, "noise='learned': without effect, as a choice has no gradient"),
+        ({"rule": SelectionRule("soft"), "noise": "gaussian"}, "soft chooses no experts: set noise_in_weights=True"),
+        ({"rule": SelectionRule("relu"), "noise": "uniform"}, "relu chooses no experts: set noise_in_weights=True"),
     ],
 )
 def test_a_layer_that_cannot_be_is_refused(changes, refusal, untyped):
@@ -148,6 +151,32 @@ def test_expert_is_a_logical_axis_of_every_parameter_of_the_experts():
     specs = nn.get_partition_spec(layer().init(jax.random.key(1), X))["params"]
     assert {spec[0] for spec in jax.tree.leaves(specs["experts"])} == {"expert"}
     assert not [name for spec in jax.tree.leaves(specs["router"]) for name in spec]
+    named = nn.Dense(2, kernel_init=nn.with_partitioning(nn.initializers.ones, (None, "mlp")))
+    variables = layer(expert=named).init(jax.random.key(1), X)
+    assert nn.get_partition_spec(variables)["params"]["experts"]["kernel"] == PartitionSpec("expert", None, "mlp")
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        ({"expert_groups": 2}, "groups_kept=1, k=3: groups divide the 4 experts, and those kept have k experts"),
+        ({"expert_groups": 3}, "expert_groups=3, groups_kept=1, k=3"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused(settings, refusal):
+    """Two experts in the group that is kept, and three are wanted; the other settings have their defaults."""
+    rule = SelectionRule("group_limited", k=3, settings=settings)
+    with pytest.raises(UserError, match=refusal):
+        layer(rule=rule).init(jax.random.key(0), X)
+    layer(rule=rule._replace(settings={"expert_groups": 2, "groups_kept": 2})).init(jax.random.key(0), X)
+
+
+def test_scores_of_few_bits_make_weights_of_float32():
+    """A router of bfloat16: the dense dispatch adds weights into a table of the scores' type."""
+    halves = MoE(lambda x: x.astype(jnp.bfloat16), Mlp(4, 2, 5), 4, SelectionRule(k=2), dispatch="dense")
+    variables = halves.init(jax.random.key(1), X)
+    _, routing = halves.apply(variables, X)
+    assert routing.scores.dtype == combine_weights(routing).dtype == jnp.float32
 
 
 def test_the_layer_is_its_parts():

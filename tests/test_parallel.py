@@ -71,6 +71,10 @@ def test_what_does_not_divide_is_refused_with_what_does():
         check(mesh, 8, 96, 8)  # more groups than devices
     with pytest.raises(UserError, match="use a multiple of 8 tokens"):
         check(mesh, 8, 12, 12)
+    with pytest.raises(UserError, match=r"65 tokens make 8\.125 groups, .* use a multiple of 8 tokens"):
+        check(mesh, 8, 65, 8)
+    with pytest.raises(UserError, match="tokens over the axes 'data' and 'expert' alone"):
+        check(jax.sharding.Mesh(np.reshape(jax.devices(), (2, 2, 2)), ("data", "expert", "model")), 8, 64, 8)
     check(mesh, 8, 64, 8)
     x = jnp.zeros((64, 4))
     with pytest.raises(UserError, match=r"^group_size=64: 64 tokens make 1 groups, .* use group_size=8"):

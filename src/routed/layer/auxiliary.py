@@ -205,6 +205,9 @@ def auxiliary(
     if unknown := [name for name in coefficients if name not in AUXILIARY]:
         problem = f"auxiliary loss {unknown[0]!r} is unknown{nearest(unknown[0], AUXILIARY)}"
         raise UserError(f"{problem}; known: {', '.join(AUXILIARY)}")
+    if routing.scores.ndim != 2:
+        mend = "jax.vmap(lambda one: auxiliary(one, coefficients)[0])(routing).mean()"
+        raise UserError(f"scores {[*routing.scores.shape]}: must be [T, E]; of several layers take {mend}")
     tokens = len(routing.scores)
     if tokens % groups:
         raise UserError(f"groups={groups}: {tokens} tokens do not make so many groups of one size")

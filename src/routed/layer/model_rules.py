@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 from ml_collections import ConfigDict
 
-from routed.contracts import Routing, SoftRouting
+from routed.contracts import Routing, SoftRouting, UserError
 from routed.contracts.ties import highest
 from routed.layer.rule import QUEUES, Selection, SelectionRule
 from routed.layer.selection import SELECTIONS, queued, sigmoid, sigmoid_order
@@ -40,6 +40,9 @@ def group_limited(rule: SelectionRule, scores, preference, bias, mask) -> Routin
     """
     groups, limit, of = (_setting_of(rule, name) for name in ("expert_groups", "groups_kept", "affinity"))
     tokens, experts = scores.shape
+    if experts % groups or rule.k > min(limit, groups) * experts // groups:
+        problem = f"expert_groups={groups}, groups_kept={limit}, k={rule.k}"
+        raise UserError(f"{problem}: groups divide the {experts} experts, and those kept have k experts")
     gate = jax.nn.sigmoid if of == "sigmoid" else jax.nn.softmax
     wanted = gate(preference) + bias[None]
     order = sigmoid_order(preference, bias) if of == "sigmoid" else wanted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -89,11 +89,14 @@ class MoE(nn.Module):
 
     def __post_init__(self):
         check_layer(self.rule, self.num_experts, self.dispatch, self.noise)
-        settings = SELECTIONS[self.rule.name].settings
-        if self.rule.settings is None and settings:  # a rule that no config made has the defaults
-            self.rule = self.rule._replace(
-                settings=from_flat({name: setting.default for name, setting in settings.items()})
-            )
+        selection, given = SELECTIONS[self.rule.name], self.rule.settings or {}
+        if selection.settings and isinstance(given, Mapping):  # a rule that no config made has the defaults
+            defaults = {name: setting.default for name, setting in selection.settings.items()}
+            self.rule = self.rule._replace(settings=from_flat(defaults | dict(given)))
+        noise = NOISES[self.noise]
+        if noise.draw and not self.noise_in_weights and (noise.learned or not selection.chooses):
+            reason = "a choice has no gradient" if selection.chooses else f"{self.rule.name} chooses no experts"
+            raise UserError(f"noise={self.noise!r}: without effect, as {reason}: set noise_in_weights=True")
         super().__post_init__()
 
     @nn.compact
@@ -126,7 +129,7 @@ class MoE(nn.Module):
         def checked(x: Array, **context) -> Array:
             scores = router(x, **context)
             check_scores(scores, x.shape, self.num_experts, type(self.router).__name__)
-            return scores
+            return scores.astype(jnp.float32)
 
         return self.moved(layer_scores(checked, x, context, self.get_variable(CONTROL, "sharpness")), "offset")
 
@@ -142,9 +145,8 @@ class MoE(nn.Module):
             scored = noise.on_input(self.make_rng("noise"), scored, self.noise_scale)
         preference = scores = self.scores(scored, tokens.context)
         if noise.draw is not None:
-            preference = scores + ScoreNoise(
-                noise.draw, self.noise_scale, self.num_experts, noise.learned, name="noise"
-            )(tokens.scored)
+            drawn = ScoreNoise(noise.draw, self.noise_scale, self.num_experts, noise.learned, name="noise")
+            preference = scores + drawn(tokens.scored)
         plain = preference if self.noise_in_weights else scores
         weighing = plain if reweigh is None else reweigh(plain)
         preference = self.moved(preference, "choice")
@@ -171,9 +173,8 @@ class MoE(nn.Module):
                 return select(rule, scores, **options)
             return parallel_select(rule, self.mesh, scores, **options)
 
-        return (
-            pick(self.rule) if self.layer_rules is None else select_in_layer(self.layer_rules, self.rule, layer, pick)
-        )
+        rules = self.layer_rules
+        return pick(self.rule) if rules is None else select_in_layer(rules, self.rule, layer, pick)
 
     def experts_for(self, tokens: Tokens, routing: Any) -> tuple[Experts, Any]:
         """Returns all experts beside their inputs, and the routing whose weights are left for their outputs."""
@@ -186,7 +187,11 @@ class MoE(nn.Module):
             x, params = jax.tree.map(lambda a: a.astype(self.dtype), (x, params))
         size = group_size_of(self.rule, len(x), self.mesh)
         queues = Queues(group_size=size, capacity=capacity(self.rule, size, self.num_experts))
-        return Experts(partial(_apply, expert), params, x, queues), routing
+
+        def run(params: Any, x: Any) -> Any:
+            return expert.apply({"params": params}, x)
+
+        return Experts(run, params, x, queues), routing
 
     def run(self, experts: Experts, routing: Routing | SoftRouting) -> Float[Array, "T O"]:
         """Runs the experts that a routing names, and adds up their weighted outputs."""
@@ -279,14 +284,16 @@ def tell_choice(name: str, reason: str) -> None:
 
 def over_experts(params: Any) -> Any:
     """Names the leading axis of every leaf `expert`: Flax metadata that `nn.get_partition_spec` and `nn.scan` read."""
-    return jax.tree.map(lambda a: nn.LogicallyPartitioned(a, ("expert", *[None] * (a.ndim - 1))), params)
+
+    def named(leaf: Any) -> Any:
+        boxed = leaf if has_names(leaf) else nn.LogicallyPartitioned(leaf, (None,) * (leaf.ndim - 1))
+        return boxed.add_axis(0, {nn.PARTITION_NAME: "expert"})
+
+    has_names = lambda leaf: isinstance(leaf, nn.meta.AxisMetadata)  # noqa: E731
+    return jax.tree.map(named, params, is_leaf=has_names)
 
 
 def _initialise(expert: nn.Module, experts: int, token: Float[Array, "1 ..."], key):
     """Returns the parameters of all experts, each drawn with the key folded from its number."""
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(experts))
     return over_experts(jax.vmap(lambda key: expert.init(key, token)["params"])(keys))
-
-
-def _apply(expert: nn.Module, params: Any, tokens: Any) -> Any:
-    return expert.apply({"params": params}, tokens)

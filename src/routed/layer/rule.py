@@ -84,6 +84,11 @@ class Selection(NamedTuple):
     uses: tuple[str, ...] = ()
     check: Callable[[ConfigDict], None] = accept
 
+    @property
+    def chooses(self) -> bool:
+        """True if scores with noise, or with a bias, could choose other experts than the scores that make weights."""
+        return self.sparse and not self.open
+
 
 #: What any rule reads of its queues.
 QUEUES = ("capacity_factor", "capacity_rule", "min_capacity", "capacity_multiple", "group_size", "priority")

@@ -29,6 +29,7 @@ from routed.plan.config import (
 )
 from routed.plan.run_settings import TUNING_OFFSET
 from routed.routers import ROUTERS
+from routed.routers.noise import NOISES
 from routed.settings.renamed import renamed
 from routed.settings.setting import Setting, refuse
 from routed.settings.tree import flatten
@@ -79,9 +80,7 @@ def _check_value(key: str, value: Any, setting: Setting) -> None:
         refuse(key, value, setting.allowed.description())
     for number in value if isinstance(value, tuple) else (value,):
         if type(number) in (int, float) and not _fits_32_bits(number):
-            refuse(
-                key, value, "programs count and compute in 32 bits: use numbers below 2^31, or of size 1e-37 to 1e10"
-            )
+            refuse(key, value, "programs compute in 32 bits: use numbers below 2^31, or of size 1e-37 to 1e10")
 
 
 def _fits_32_bits(number: int | float) -> bool:
@@ -183,6 +182,12 @@ def _check_selection(config: ConfigDict, problem: ProblemPart) -> None:
         _check_causal(config, alone)
     if conflict := reason_against(config.dispatch, rule.name):
         refuse("dispatch", config.dispatch, conflict)
+    noisy = [rule.name, *[rule.eval.name] * config.router.get("noise_at_eval", False)]
+    if NOISES[config.router.noise].draw and not (
+        config.router.noise_in_weights or any(SELECTIONS[name].chooses for name in noisy)
+    ):
+        reason = f"selection.name={rule.name!r} has no choice to change; set router.noise_in_weights=true"
+        refuse("router.noise", config.router.noise, reason)
     if rule.balance_rate and not selection.biased:
         biased = ", ".join(name for name, part in SELECTIONS.items() if part.biased)
         reason = f"selection.name={rule.name!r} takes no bias; use one of {biased} or 0"

@@ -47,9 +47,7 @@ PLAN = Component(
             identity=False,
         ),
         "rates": Setting(
-            "paper",
-            "paper: the rates of the file; tuned: times the best of tune.multipliers, for each arm",
-            one_of(("paper", "tuned")),
+            "paper", "paper: the rates of the file; tuned: times each arm's best multiplier", one_of(("paper", "tuned"))
         ),
         "tune.multipliers": Setting(
             (0.3, 1.0, 3.0), "candidates for optimizer.rate_scale; least final test loss wins", MULTIPLIERS, when=_TUNED

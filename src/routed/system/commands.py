@@ -44,9 +44,7 @@ COMMANDS = {
     ),
     "findings": Command("routed.report", "[DIR...]", "prints what runs found, in words, and every verdict"),
     "predict": Command(
-        "routed.predict",
-        "[--config.KEY=VALUE]...",
-        "what learning to route is expected to gain, by the law of the experiment law",
+        "routed.predict", "[--config.KEY=VALUE]...", "the expected gain of learning to route, by the experiment law"
     ),
     "trace": Command(
         "routed.trace.__main__",
@@ -54,9 +52,7 @@ COMMANDS = {
         "what the routers of any model decided: a page of its trace, the trace, or its loss with other routers",
     ),
     "suite": Command(
-        "routed.suite.__main__",
-        "FILE.py:NAME [--quick]",
-        "a score card for a router: what it can do and what not, beside its frozen self",
+        "routed.suite.__main__", "FILE.py:NAME [--quick]", "a score card for a router, beside its frozen self"
     ),
     "bench": Command("routed.bench.__main__", "NAME [--json=FILE]", "measures how fast this machine is"),
 }

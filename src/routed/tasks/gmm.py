@@ -151,10 +151,7 @@ TASK = Task(
     settings={
         "spurious_dims": Setting(0, "further dimensions, the same for every cluster", at_least(0)),
         "offset": Setting(
-            0.0,
-            "what is added to every input along every dimension, as hidden states have a mean",
-            within(-1e6, 1e6),
-            traced=True,
+            0.0, "added to every dimension of every input, as hidden states have a mean", within(-1e6, 1e6), traced=True
         ),
         "groups": Setting(
             0,

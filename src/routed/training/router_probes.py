@@ -184,7 +184,7 @@ COLUMNS = Probe(
         ),
         "router/entropy_cluster": Column(
             "entropy of a cluster's experts (nats)",
-            "Mean over clusters of the entropy of a cluster's mean probabilities.",
+            "Mean over clusters: entropy of the mean probabilities.",
             AT_LEAST_0,
         ),
         "router/entropy_load": Column(

@@ -148,14 +148,15 @@ def check(mesh: Mesh, experts: int, tokens: int, group_size: int) -> None:
     Raises:
       UserError: names the axis or the group size, and a value that works.
     """
+    if {DATA, EXPERT} - mesh.shape.keys() or mesh.size > mesh.shape[DATA] * mesh.shape[EXPERT]:
+        raise UserError(f"mesh {dict(mesh.shape)}: a layer shares tokens over the axes {DATA!r} and {EXPERT!r} alone")
     devices = mesh.shape[EXPERT]
     if experts % devices:
         fits = max(n for n in range(1, devices + 1) if experts % n == 0)
         raise UserError(f"{devices} devices of the mesh's axis {EXPERT!r} cannot share {experts} experts; use {fits}")
-    groups = tokens // group_size
+    groups = tokens / group_size
     if groups % mesh.size:
-        sizes = [n for n in range(1, group_size + 1) if group_size % n == 0 and tokens // n % mesh.size == 0]
+        sizes = [n for n in range(1, group_size + 1) if group_size % n == 0 and tokens % (n * mesh.size) == 0]
         mend = f"use group_size={sizes[-1]}" if sizes else f"use a multiple of {mesh.size} tokens"
-        raise UserError(
-            f"group_size={group_size}: {tokens} tokens make {groups} groups, no multiple of {mesh.size} devices; {mend}"
-        )
+        problem = f"{tokens} tokens make {groups:g} groups, no multiple of {mesh.size} devices"
+        raise UserError(f"group_size={group_size}: {problem}; {mend}")
