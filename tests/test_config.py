@@ -285,7 +285,11 @@ def test_noise_on_a_choice_that_nobody_makes_is_refused(small):
     noisy = {"router.noise": "gaussian"}
     with pytest.raises(UserError, match=r"router\.noise='gaussian': selection\.name='soft' has no choice to change"):
         validate(override(small, noisy))
-    for mend in ({"router.noise_in_weights": True}, {"router.noise_at_eval": True}, {"selection.name": "top_k", "selection.k": 2}):
+    for mend in (
+        {"router.noise_in_weights": True},
+        {"router.noise_at_eval": True},
+        {"selection.name": "top_k", "selection.k": 2},
+    ):
         validate(override(small, noisy | mend))
 
 

@@ -85,7 +85,13 @@ def test_an_encoder_is_asked_once(folder, monkeypatch):
     for labels in (LABELS, LABELS[::-1]):  # read twice, as another set of labels is another load
         assert load("usem3", str(folder), labels).train.x.shape == (4, 2)
     assert asked[:2] == [["so so", "good", "bad"], ["fine", "poor", "bad"]] and len(asked) == 4
-    assert np.load(folder / "films-en-train.usem3.npy")[:, 0].tolist() == [4, 3, 5]  # good, bad, so so
+    (saved,) = folder.glob("films-en-train.usem3-*.npy")
+    assert np.load(saved)[:, 0].tolist() == [4, 3, 5]  # good, bad, so so
+    table = folder / "films-en-train.tsv"
+    table.write_text(table.read_text().replace("good", "great"))  # as many rows, of which one has other embeddings
+    sentence_files.load.cache_clear()
+    load("usem3", str(folder), LABELS)
+    assert asked[4:] == [["great", "so so", "bad"]]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +129,7 @@ def test_a_table_of_a_spreadsheet_begins_with_a_mark_and_has_long_fields(tmp_pat
 def test_what_does_not_fit_is_refused(folder, tmp_path_factory):
     with pytest.raises(UserError, match=r"no train sentence has the label 'angry'; set data.labels"):
         load("npy", str(folder), ("angry", "positive"))
-    with pytest.raises(
-        UserError, match=r"data.clusters=3: the tables have 2 languages \(films-en, fr\); set data.clusters=2"
-    ):
+    with pytest.raises(UserError, match=r"data.clusters=3: the languages of the tables are films-en, fr; set it to 2"):
         TASKS["sentences"].shared(data(folder, clusters=3))
     with pytest.raises(UserError, match=r"no table NAME-train.tsv in it"):
         load("npy", str(tmp_path_factory.mktemp("empty")), LABELS)

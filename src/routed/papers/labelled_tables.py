@@ -47,8 +47,9 @@ def read_table(path: pathlib.Path) -> list[Row]:
                 )
             name = path.name.rpartition("-")[0]
             rows = [Row(line["text"] or "", line["label"] or "", line.get("language") or name) for line in reader]
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; every table has a training and a test part") from None
+    except OSError as error:
+        problem = "missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise UserError(f"{path}: {problem}; every table has a training and a test part") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
     if not rows:

@@ -160,9 +160,7 @@ COLUMNS = Probe(
             SHARE,
         ),
         "router/churn_to_final": Column(
-            "churn from here to the end",
-            "Share of the choices on a fixed set of tokens that are others than at the end of training.",
-            SHARE,
+            "churn from here to the end", "Share of choices of fixed tokens that differ from those at the end.", SHARE
         ),
         "router/load_max": Column(
             "largest load (1 = balanced)",
@@ -171,7 +169,7 @@ COLUMNS = Probe(
         ),
         "router/chosen": Column(
             "experts chosen per test token",
-            "Experts that a test token chooses, where each may choose another number (ReLU gates).",
+            "Experts that a token chooses, a number of its own (ReLU gates).",
             AT_LEAST_0,
         ),
         "router/dropped": Column(
@@ -183,9 +181,7 @@ COLUMNS = Probe(
             AT_LEAST_0,
         ),
         "router/entropy_cluster": Column(
-            "entropy of a cluster's experts (nats)",
-            "Mean over clusters: entropy of the mean probabilities.",
-            AT_LEAST_0,
+            "entropy of a cluster's experts (nats)", "Mean over clusters: entropy of mean probabilities.", AT_LEAST_0
         ),
         "router/entropy_load": Column(
             "entropy of the load (nats)",
@@ -194,7 +190,7 @@ COLUMNS = Probe(
         ),
         "router/hard_entropy_load": Column(
             "entropy of the load of hard choices (nats)",
-            "Entropy of the share of assignments of each expert: log E where balanced.",
+            "Entropy of the experts' shares: log E where balanced.",
             AT_LEAST_0,
         ),
         "router/all_clusters_with_specialists": Column(

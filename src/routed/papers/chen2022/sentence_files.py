@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import io
 import pathlib
@@ -123,8 +124,9 @@ def _part(
 
 
 def _embeddings(name: str, path: pathlib.Path, texts: list[str]) -> Float32[np.ndarray, "N D"]:
-    """Reads the embeddings beside a table; an encoder computes and saves missing embeddings."""
-    beside = path.with_suffix(".npy" if name == "npy" else f".{name}.npy")
+    """Reads the embeddings beside a table; an encoder computes missing ones, saved by a digest of the texts."""
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]
+    beside = path.with_suffix(".npy" if name == "npy" else f".{name}-{digest}.npy")
     if not beside.exists():
         if name == "npy":
             raise UserError(

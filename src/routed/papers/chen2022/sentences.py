@@ -41,10 +41,8 @@ def source(data) -> Sentences:
     sentences = sentence_files.load(data.sentences, data.directory, tuple(data.labels))
     names = sentences.languages
     if len(names) != data.clusters:
-        raise UserError(
-            f"config key data.clusters={data.clusters}: the tables have {len(names)} languages ({', '.join(names)}); "
-            f"set data.clusters={len(names)}"
-        )
+        mend = f"set it to {len(names)}" if len(names) > 1 else "add tables of another language"
+        refuse("data.clusters", data.clusters, f"the languages of the tables are {', '.join(names)}; {mend}")
     return sentences
 
 

@@ -136,8 +136,8 @@ def about(data: ConfigDict) -> str:
     rate = np.mean([entropy_rate(table, frequency) for table in known_tables])
     blind = entropy_rate(known_tables.mean(0), frequency)
     return (
-        f", dialects of the same {data.words} words: after a word the next has {rate:.3f} nats where the dialect is "
-        f"known, {blind:.3f} where it is not"
+        f", documents of {_length(data)} words in dialects of the same {data.words} words: after a word the next of"
+        f" its document has {rate:.3f} nats where the dialect is known, {blind:.3f} where it is not"
     )
 
 

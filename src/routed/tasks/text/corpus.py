@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from routed.contracts import UserError, nearest
+from routed.settings.setting import refuse
 from routed.tasks.text import cache, spans, tokenizers
 from routed.tasks.text.documents import TEST, Damage, because, damage_rule
 from routed.tasks.text.sources import SOURCES
@@ -75,6 +76,7 @@ def load(data: ConfigDict, cut: Cut | None = None) -> Corpus:
         flat = _tokens(
             folder / f"{key}.npy", documents, tokenizer, damage_rule(data, damaged), f"{language} {split}", ends
         )
+        _refuse_symbols(tokenizers.decode(tokenizer, flat[:20_000]), data, f"the {split} text of {language}")
         if len(flat) < length:
             raise UserError(
                 f"data.languages: the {split} text of {language} has {len(flat)} tokens, less than a row of {length}"
@@ -93,6 +95,17 @@ def load(data: ConfigDict, cut: Cut | None = None) -> Corpus:
         tokenizer,
         tuple(rows.get(TEST, ())),
     )
+
+
+def _refuse_symbols(text: str, data: ConfigDict, name: str) -> None:
+    """Refuses text whose words are single characters or numbers, as scripts that prepare enwik8 and text8 write them.
+
+    Other scripts leave spaces alone where data.tokens=characters drops them.
+    """
+    words = text.split()
+    if text and (len("".join(words)) < 1.5 * max(1, len(words)) or all(map(str.isdigit, words))):
+        problem = f"{name} is {' '.join(words[:8])!r}... in this alphabet, and no words"
+        refuse("data.tokens", data.tokens, f"{problem}; take the raw text (train.txt.raw of text8), or other tokens")
 
 
 def _tokens(

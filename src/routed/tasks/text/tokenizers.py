@@ -151,10 +151,7 @@ def _from_model(model: bytes, path: pathlib.Path) -> Tokenizer:
         raise UserError(f"data.tokens: {path} is not a SentencePiece model; name one, train or bytes") from error
     ids = processor.pad_id(), processor.eos_id(), processor.unk_id()
     if ids != (PAD, END, UNKNOWN):
-        raise UserError(
-            f"data.tokens={path}: pad, end and unknown have the ids {ids}; T5's (0, 1, 2) are needed,"
-            " as mT5's model has"
-        )
+        raise UserError(f"data.tokens={path}: pad, end and unknown have the ids {ids}; T5's (0, 1, 2) are needed")
     return Tokenizer(processor.vocab_size(), model, hashlib.sha256(model).hexdigest())
 
 
@@ -220,10 +217,7 @@ def _sample(data: ConfigDict, source: Source) -> list[str]:
     for language, weight in zip(source.languages, weights, strict=True):
         lines += _thinned(source.documents(language, "train", damage_rule(data, damaged)), int(SAMPLE * weight))
     if not lines:
-        raise UserError(
-            f"data.languages: no training text in any of {', '.join(source.languages)}{because(damaged)}; give them"
-            " some"
-        )
+        raise UserError(f"data.languages: no training text in any of {', '.join(source.languages)}{because(damaged)}")
     return lines
 
 
