@@ -499,6 +499,9 @@ def test_a_marker_without_an_interval_is_explained(spread, words):
         (LOSS | {"metrics": ("router/dead",)},), data(rows[rows.seed == 0], ("data.samples",))
     )
     assert one.drawn.title == "n = 1 seed; where one seed ran, there is no interval"
+    rows.loc[(rows.seed == 0) & (rows["data.samples"] == 512), "status"] = "diverged"
+    (one,), _ = automatic_figures.draw_all((LOSS | {"metrics": ("router/dead",)},), data(rows, ("data.samples",)))
+    assert one.drawn.title.startswith("n = 3 to 4 seeds")
 
 
 def test_a_router_that_stands_still_is_drawn_once():

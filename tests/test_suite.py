@@ -376,7 +376,9 @@ def test_a_page_says_what_the_numbers_say():
     assert (
         words[0].startswith("Learning helps in 12 of 12 probes") and "scores higher in separation, samples" in words[1]
     )
+    assert words[1].endswith("lower in none; the two are not told apart in none.") and "cost" not in words[1]
     page = card.page(mine, known, "mine.py:Mine")
+    assert "of 13 such comparisons of equal routers one in 20 does" in page  # all probes but cost
     assert "0.60" in page and "this card: above" in page and "mlp 0.60" in page and "routed suite mine.py:Mine" in page
     assert all(probe.means in page or probe.means.replace("'", "&#39;") in page for probe in probes.PROBES)
     assert "http:" not in page and "https:" not in page

@@ -98,7 +98,7 @@ def behind(data: Data) -> list[str]:
     """Returns a sentence for each model without a network, or constant, that arms do not beat, with these arms."""
     column, worse = data.axes[data.loss], dict[str, dict[str, list[str]]]()
     for _, rows in data.last.groupby([*data.varying, "arm"], dropna=False):
-        ours = frame.mean(rows[data.loss][rows.status == "ok"], column).mean
+        ours = rows[data.loss][rows.status == "ok"].mean()  # a constant has the mean of its losses too, not of logs
         for label, theirs in curves.simple(rows, data).items():
             if ours >= theirs:
                 where = ", ".join(f"{key} = {format_value(rows[key].iloc[0])}" for key in data.varying)

@@ -126,6 +126,7 @@ def sentences(card: dict[str, Any], neighbours: Neighbours) -> list[str]:
         neighbour=first if differences else None,
         above=[name for name, side in sides.items() if side == "above"],
         below=[name for name, side in sides.items() if side == "below"],
+        alike=[name for name, side in sides.items() if side == "not told apart"],
         lowest=[f"{name} ({means[name]:.2f})" for name in sorted(means, key=lambda name: means[name])[:3]],
         missing=[name for name in scored if name not in means],
         why_alone=neighbours.why_alone,

@@ -141,7 +141,7 @@ BAYES = Probe(
     columns={
         "test/excess": Column(
             "excess over Bayes (1 = trivial)",
-            "Test loss minus the loss of the Bayes predictor, over the variance of the targets: what a"
+            "Mean squared distance to the Bayes predictor's output, over the variance of the targets: what a"
             " better model could still gain.",
             log=True,
         ),

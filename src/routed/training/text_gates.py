@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from ml_collections import ConfigDict
 
-from routed.contracts import AT_LEAST_0, SHARE, Column, TextBatch
+from routed.contracts import SHARE, Column, TextBatch
 from routed.layer.dispatch.parallel import parallel_select
 from routed.layer.layer_rules import select_in_layer, texts_by_layer
 from routed.layer.selection import SELECTIONS, groupless, select
@@ -211,20 +211,18 @@ GATES = Probe(
     columns={
         "router/mi_language": Column(
             "I(expert; language) (nats)",
-            "Mutual information of the chosen expert and the language of the row: 0 where routing ignores language.",
-            AT_LEAST_0,
+            "Mutual information of the chosen expert and the language of the row, less its mean by chance:"
+            " about 0 where routing ignores language.",
         ),
         "router/mi_language_given_token": Column(
             "I(expert; language | token id) (nats)",
-            "Mutual information of expert and language among occurrences of the same token id: what routing"
-            " knows of the language beyond which words it has.",
-            AT_LEAST_0,
+            "Mutual information of expert and language among occurrences of the same token id, less its mean by chance:"
+            " what routing knows of the language beyond which words it has.",
         ),
         "router/mi_token": Column(
             "I(expert; token id) (nats)",
-            "Mutual information of the chosen expert and the id of the token, beyond what permuted ids have:"
-            " 0 where routing ignores which token it is. Comparable between runs of one vocabulary and as many tokens.",
-            AT_LEAST_0,
+            "Mutual information of the chosen expert and the id of the token, beyond what permuted ids have: about 0"
+            " where routing ignores which token it is. Comparable between runs of one vocabulary and as many tokens.",
         ),
         "router/alike": Column(
             "mean cosine of\ntwo experts' outputs",

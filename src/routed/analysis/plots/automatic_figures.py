@@ -80,7 +80,7 @@ def title(spec: Spec, data: Data) -> str:
     parts += [f"{len(named) - NAMED} more settings as in the caption"] if len(named) > NAMED else []
     if PLOTS[spec["kind"]].alone:
         return ", ".join([*parts, f"seed {data.base['seed']}"])
-    rows = data.last
+    rows = data.last[data.last.status == "ok"]
     for key, value in point.items():
         rows = rows[rows[key] == value]
     seeds = rows.groupby([*data.swept, "arm"]).seed.nunique()

@@ -84,10 +84,8 @@ def ratios(spec: Spec, data: Data) -> Chart | None:
     base = _table(spec["base"], spec, data)
     lines: dict[str, tuple[list[float], list[statistics.Estimate]]] = {}
     for name, sides in spec["lines"].items():
-        draws = {x: _ratio(base, _table(side, spec, data), spec["level"]) for x, side in sides.items()}
-        needs = {
-            x: estimate_of_draws(some, len(base)) for x, some in draws.items() if len(some) and np.isfinite(some[0])
-        }
+        ratios = {x: _ratio(base, _table(side, spec, data), spec["level"]) for x, side in sides.items()}
+        needs = {x: ratio for x, ratio in ratios.items() if ratio is not None and np.isfinite(ratio.mean)}
         if needs:
             slope = fitted_slope(np.log([*needs]), np.log([need.mean for need in needs.values()]))
             lines[f"{name}: slope {slope:.2f}"] = [*needs], [*needs.values()]
@@ -124,10 +122,11 @@ def _by_seed(rows: pd.DataFrame, x: str) -> pd.DataFrame:
     return rows.pivot_table(index="seed", columns=x, values=SHOWN).dropna()
 
 
-def _ratio(base: pd.DataFrame, rival: pd.DataFrame, level: float) -> np.ndarray:
-    """Returns draws of the need of `base` over that of `rival`, of their common seeds."""
-    seeds = base.index.intersection(rival.index)
-    return ratio_of(*(needed(table.loc[seeds], level) for table in (base, rival))) if len(seeds) else np.empty(0)
+def _ratio(base: pd.DataFrame, rival: pd.DataFrame, level: float) -> statistics.Estimate | None:
+    """Returns the need of `base` over that of `rival`, over their common seeds."""
+    if not len(seeds := base.index.intersection(rival.index)):
+        return None
+    return estimate_of_draws(ratio_of(*(needed(table.loc[seeds], level) for table in (base, rival))), len(seeds))
 
 
 def _rows(side: Mapping[str, Any], x: str, default: str, data: Data) -> pd.DataFrame:
