@@ -16,7 +16,7 @@ TINY = {
     "mesh.runs_per_batch": 2,
 }  # fmt: skip
 DECODER = LAYERS | {
-    "name": "tiny", "data.languages": ("qaa", "qba"), "data.eval_rows": 8, "batch_size": 8, "steps": 4,
+    "name": "tiny", "data.languages": ("qaa", "qab"), "data.eval_rows": 8, "batch_size": 8, "steps": 4,
     "eval_every": 2, "seeds": 1, "checkpoint.every": 1, "selection.group_size": 8, "optimizer.name": "adam",
     "router.learning_rate": 1e-2, "experts.learning_rate": 1e-2, "router.experts_per_id": 2, "arms": ("learned",),
     "mesh.run": 1, "mesh.runs_per_batch": 2,

@@ -41,9 +41,10 @@ from tests.parallel_case import loss_and_gradients, make_mesh
 
 TINY = {
     "data.name": "artificial", "data.tokens": "characters", "data.vocabulary": 30, "router.vocabulary": 30,
-    "data.input_length": 8, "model": "decoder", "transformer.layers": 2, "transformer.sparse_layers": 2,
-    "transformer.dim": 8, "transformer.heads": 2, "transformer.head_dim": 4,
-    "transformer.width": 12, "transformer.buckets": 8, "transformer.max_distance": 16, "experts.name": "ffn",
+    "data.languages": ("qaa",), "data.input_length": 8, "model": "decoder",
+    "transformer.layers": 2, "transformer.sparse_layers": 2, "transformer.dim": 8, "transformer.heads": 2,
+    "transformer.head_dim": 4, "transformer.width": 12, "transformer.buckets": 8, "transformer.max_distance": 16,
+    "experts.name": "ffn",
     "experts.width": 6, "experts.count": 4, "selection.name": "top_k", "selection.k": 2, "selection.eval.k": 2,
     "dispatch": "auto", "batch_size": 4,
 }  # fmt: skip
@@ -529,7 +530,8 @@ def test_the_test_is_taken_at_the_best_validation():
 def plain(folder, **texts):
     for name, content in texts.items():
         (folder / f"{name}.txt").write_bytes(content)
-    return settings(**{"data.name": "files", "data.directory": str(folder), "data.cache": str(folder / "cache")})
+    files = {"data.name": "files", "data.directory": str(folder), "data.languages": ()}
+    return settings(**files | {"data.cache": str(folder / "cache")})
 
 
 def test_plain_files_by_split(tmp_path):

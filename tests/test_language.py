@@ -58,7 +58,7 @@ def stopped_after(monkeypatch, count):
 def same(table, other, rtol=0.0, layer="encoder_0"):
     """Equal rows, keys of runs and arms aside."""
     columns = [name for name in table if "/" in name and name in other]
-    assert {"eval/loss", "train/loss", f"router/load_max/{layer}", "eval/loss/qba"} <= set(columns)
+    assert {"eval/loss", "train/loss", f"router/load_max/{layer}", "eval/loss/qaa"} <= set(columns)
     a, b = table[columns].to_numpy(float), other[columns].to_numpy(float)
     np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
 

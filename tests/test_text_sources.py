@@ -287,19 +287,19 @@ def test_an_encoder_decoder_takes_plain_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "tokens", "told"),
+    ("content", "tokens", "beginning"),
     [
         ("a n a r c h i s m _ o r i g i n " * 99, "characters", "'a n a r c h i s'"),  # as text8 is prepared
         ("60 109 101 100 105 97 " * 99, "bytes", "'60 109 101 100 105 97 60 109'"),  # and enwik8
         ("\u043c\u0438\u0440 " * 99, "characters", "''"),  # Russian, of which no letter is in the alphabet
     ],
 )
-def test_symbols_that_are_no_words_are_refused(tmp_path, content, tokens, told):
+def test_symbols_that_are_no_words_are_refused(tmp_path, content, tokens, beginning):
     for name in ("train", "valid", "test"):
         (tmp_path / f"{name}.txt").write_text(f"{content}{name}\n" * (name != "train") or content * 2, "utf-8")
     data = config_of(tmp_path, **{"data.name": "files", "data.directory": str(tmp_path), "data.tokens": tokens}).data
     with pytest.raises(
-        UserError, match=rf"data.tokens='{tokens}': the train text of text is {told}.* take the raw text"
+        UserError, match=rf"data.tokens='{tokens}': the train text of text is {beginning}.* take the raw text"
     ):
         text.load(data)
 

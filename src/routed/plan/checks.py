@@ -183,7 +183,7 @@ def _check_selection(config: ConfigDict, problem: ProblemPart) -> None:
     if conflict := reason_against(config.dispatch, rule.name):
         refuse("dispatch", config.dispatch, conflict)
     noisy = [rule.name, *[rule.eval.name] * config.router.get("noise_at_eval", False)]
-    if NOISES[config.router.noise].draw and not (
+    if NOISES[config.router.get("noise", "none")].draw and not (
         config.router.noise_in_weights or any(SELECTIONS[name].chooses for name in noisy)
     ):
         reason = f"selection.name={rule.name!r} has no choice to change; set router.noise_in_weights=true"

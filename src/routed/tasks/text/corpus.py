@@ -102,9 +102,9 @@ def _refuse_symbols(text: str, data: ConfigDict, name: str) -> None:
 
     Other scripts leave spaces alone where data.tokens=characters drops them.
     """
-    words = text.split()
-    if text and (len("".join(words)) < 1.5 * max(1, len(words)) or all(map(str.isdigit, words))):
-        problem = f"{name} is {' '.join(words[:8])!r}... in this alphabet, and no words"
+    symbols = text.split()
+    if text and (len("".join(symbols)) < 1.5 * max(1, len(symbols)) or all(map(str.isdigit, symbols))):
+        problem = f"{name} is {' '.join(symbols[:8])!r}... in this alphabet, and no words"
         refuse("data.tokens", data.tokens, f"{problem}; take the raw text (train.txt.raw of text8), or other tokens")
 
 
