@@ -14,9 +14,11 @@ from routed.papers.chen2022.sentence_files import load
 from routed.papers.labelled_tables import Row, read_table
 from routed.plan import experiment
 from routed.plan.checks import validate
+from routed.plan.config import base
 from routed.settings.tree import override
 from routed.tasks import TASKS, worlds
 from routed.training.sample_checks import warn_of_tuning
+from tests.language_case import DECODER, TINY
 
 LABELS = ("negative", "positive")
 #: Ten sentences in two tables, one without a column for the language; one label that does not count, one test sentence
@@ -157,4 +159,12 @@ def test_rates_tuned_on_the_test_sentences_are_named_once(caplog):
     assert "rates=tuned" not in caplog.text
     for _ in range(2):
         validate(override(config, {"rates": "tuned"}))
-    assert caplog.text.count("rates=tuned: data.name=sentences has the same test samples in every seed") == 1
+    assert caplog.text.count("rates=tuned: data.name=sentences has the same test data in every seed") == 1
+
+
+@pytest.mark.parametrize(("case", "warned"), [(TINY, True), (DECODER, False)])
+def test_rates_tuned_on_the_validation_rows_of_a_t5_are_named(caplog, case, warned):
+    """A T5 reports the validation rows that all seeds share; a decoder reports test rows."""
+    warn_of_tuning.cache_clear()
+    validate(override(base(), case | {"rates": "tuned", "tune.steps": 2}))
+    assert ("rates=tuned: data.name=artificial has the same test data" in caplog.text) == warned

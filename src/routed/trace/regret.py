@@ -198,7 +198,8 @@ def _of_batch(
     if "kernel" in repaired:
         scores = token.features @ repaired["kernel"] + repaired.get("offset", np.float32(0))
         after = token.with_scores(scores[:, None], token.bias)[0][:, 0]
-    allowed = np.where(np.isnan(losses), np.inf, losses)  # the choice as it is comes in below
+    own = (tries.choices == np.asarray(token.experts)[:, None]).all(-1)  # computed again, its loss is rounded otherwise
+    allowed = np.where(own, as_is[:, None], np.where(np.isnan(losses), np.inf, losses))
     return {
         "as_is": as_is,
         "best": np.minimum(allowed.min(1), as_is),

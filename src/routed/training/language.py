@@ -24,6 +24,7 @@ from routed.training import fitting, probes, text_problem
 from routed.training.optimiser import refuse_factored_experts
 from routed.training.phases import mean_so_far_of
 from routed.training.problem import Cost, ProblemPart
+from routed.training.sample_checks import warn_of_tuning
 from routed.training.text_gates import traced
 from routed.training.text_problem import TextKind, TextProblem, build, corpus, held_out
 
@@ -102,6 +103,8 @@ def check(kind: TextKind, config: ConfigDict) -> None:
     if kind.models[config.model].routed:
         check_layers(config)
         fitting.check_fit(config)
+    if config.rates == "tuned" and not kind.form.tested:  # the validation rows are those that are reported
+        warn_of_tuning(config.data.name)
 
 
 def language_part(kind: TextKind) -> ProblemPart:

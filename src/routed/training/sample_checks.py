@@ -121,12 +121,8 @@ def _check_routing(config: ConfigDict) -> None:
 
 @functools.cache
 def warn_of_tuning(name: str) -> None:
-    """Warns once that rates are tuned on the reported test samples, where all seeds share test samples."""
-    log.warning(
-        "rates=tuned: data.name=%s has the same test samples in every seed, so each arm's rates are chosen on those"
-        " reported",
-        name,
-    )
+    """Warns once that rates are tuned on the samples or rows that are reported, where all seeds share them."""
+    log.warning("rates=tuned: data.name=%s has the same test data in every seed: rates are tuned on it", name)
 
 
 def _check_stop(config: ConfigDict) -> None:
