@@ -198,9 +198,7 @@ def _of_batch(
     if "kernel" in repaired:
         scores = token.features @ repaired["kernel"] + repaired.get("offset", np.float32(0))
         after = token.with_scores(scores[:, None], token.bias)[0][:, 0]
-    same = (tries.choices == np.asarray(token.experts)[:, None]).all(
-        -1
-    )  # computed again, its loss is rounded otherwise
+    same = (tries.choices == np.asarray(token.experts)[:, None]).all(-1)  # computed again, it is rounded otherwise
     allowed = np.where(same, as_is[:, None], np.where(np.isnan(losses), np.inf, losses))
     return {
         "as_is": as_is,
