@@ -159,7 +159,7 @@ def test_expert_is_a_logical_axis_of_every_parameter_of_the_experts():
 @pytest.mark.parametrize(
     ("settings", "refusal"),
     [
-        ({"expert_groups": 2}, "groups_kept=1, k=3: groups divide the 4 experts, and those kept have k experts"),
+        ({"expert_groups": 2}, "groups_kept=1, k=3: groups must divide the 4 experts, and the kept ones must have k"),
         ({"expert_groups": 3}, "expert_groups=3, groups_kept=1, k=3"),
     ],
 )

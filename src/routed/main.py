@@ -149,7 +149,7 @@ def _check_flags(argv: list[str]) -> None:
     idle = [NUM_PROCESSES, PROCESS_ID, *[JOIN_SECONDS] * (not COORDINATOR.value)]
     text = " ".join(f"--{flag.name}={flag.value}" for flag in idle if flag.present)
     if CONFIG.value and text and COORDINATOR.value in (None, "", "auto"):
-        raise UserError(f"{text}: without effect; it needs --coordinator=HOST:PORT: add that, or drop this")
+        raise UserError(f"{text}: without effect: add --coordinator=HOST:PORT, or drop what has none")
 
 
 def _list_figures(spec: str) -> None:

@@ -42,7 +42,7 @@ def group_limited(rule: SelectionRule, scores, preference, bias, mask) -> Routin
     tokens, experts = scores.shape
     if experts % groups or rule.k > min(limit, groups) * experts // groups:
         problem = f"expert_groups={groups}, groups_kept={limit}, k={rule.k}"
-        raise UserError(f"{problem}: groups divide the {experts} experts, and those kept have k experts")
+        raise UserError(f"{problem}: groups must divide the {experts} experts, and the kept ones must have k")
     gate = jax.nn.sigmoid if of == "sigmoid" else jax.nn.softmax
     wanted = gate(preference) + bias[None]
     order = sigmoid_order(preference, bias) if of == "sigmoid" else wanted

@@ -88,15 +88,11 @@ class MoE(nn.Module):
     layer_rules: LayerRules | None = None  # of the layers of a scan; the context has the number `layer` then
 
     def __post_init__(self):
-        check_layer(self.rule, self.num_experts, self.dispatch, self.noise)
+        check_layer(self.rule, self.num_experts, self.dispatch, self.noise, self.noise_in_weights)
         selection, given = SELECTIONS[self.rule.name], self.rule.settings or {}
         if selection.settings and isinstance(given, Mapping):  # a rule that no config made has the defaults
             defaults = {name: setting.default for name, setting in selection.settings.items()}
             self.rule = self.rule._replace(settings=from_flat(defaults | dict(given)))
-        noise = NOISES[self.noise]
-        if noise.draw and not self.noise_in_weights and (noise.learned or not selection.chooses):
-            reason = "a choice has no gradient" if selection.chooses else f"{self.rule.name} chooses no experts"
-            raise UserError(f"noise={self.noise!r}: without effect, as {reason}: set noise_in_weights=True")
         super().__post_init__()
 
     @nn.compact
@@ -203,7 +199,7 @@ class MoE(nn.Module):
         return parallel(run, experts.run, experts.params, experts.x, routing, experts.queues, self.mesh)
 
 
-def check_layer(rule: SelectionRule, experts: int, name: str, noise: str) -> None:
+def check_layer(rule: SelectionRule, experts: int, name: str, noise: str, in_weights: bool) -> None:
     """Refuses a rule, a dispatch (`name`) or a noise that no layer of so many experts can have.
 
     Raises:
@@ -218,11 +214,15 @@ def check_layer(rule: SelectionRule, experts: int, name: str, noise: str) -> Non
             raise UserError(f"{argument} {value!r} is unknown{nearest(value, names)}; known: {', '.join(names)}")
     if "k" in SELECTIONS[rule.name].reads and not (isinstance(rule.k, int | np.integer) and 1 <= rule.k <= experts):
         raise UserError(f"k={rule.k}: a token has 1 to {experts} of {experts} experts")
+    kind, chooses = NOISES[noise], SELECTIONS[rule.name].chooses
+    if kind.draw and not in_weights and (kind.learned or not chooses):
+        reason = "a choice has no gradient" if chooses else f"{rule.name} chooses no experts"
+        raise UserError(f"noise={noise!r}: without effect, as {reason}: set noise_in_weights=True")
     for argument in QUEUES:
         value, setting = getattr(rule, argument), SHARED[argument]
-        kind = type(setting.default)
-        if not (isinstance(value, kind | int | np.integer) and setting.allowed.holds(value)):
-            raise UserError(f"{argument}={value!r}: {setting.allowed.description()}, of type {kind.__name__}")
+        expected = type(setting.default)
+        if not (isinstance(value, expected | int | np.integer) and setting.allowed.holds(value)):
+            raise UserError(f"{argument}={value!r}: {setting.allowed.description()}, of type {expected.__name__}")
 
 
 def _check_tokens(expert: nn.Module, x: Array) -> None:

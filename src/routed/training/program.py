@@ -61,16 +61,16 @@ SETTINGS = Component(
             Allowed(lambda v: len(v) <= PHASES, lambda: f"must be at most {PHASES}, as each is compiled"),
         ),
         "stop.rise": Setting(
-            0.0, "a run stops when its training loss is above its lowest by more than this; 0: never", at_least(0)
+            0.0, "a run stops when its training loss is above its minimum by more than this; 0: never", at_least(0)
         ),
         "stop.floor": Setting(
             0.0,
-            "a run also stops when its training loss is above its lowest, and at most this",
+            "a run also stops when its training loss is above its minimum, and at most this",
             at_least(0),
             when=_STOPS,
         ),
         "stop.errors": Setting(
-            False, "a run stops after an epoch of the last phase in which no trained sample was wrong", when=_EPOCHS
+            False, "a run stops after an epoch of the last phase in which no training sample was wrong", when=_EPOCHS
         ),
         "stop.epochs": Setting(
             0, "a run stops after so many epochs of the last phase; 0: never", at_least(0), when=_EPOCHS

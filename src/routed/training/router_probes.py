@@ -168,9 +168,7 @@ COLUMNS = Probe(
             AT_LEAST_1,
         ),
         "router/chosen": Column(
-            "experts chosen per test token",
-            "Experts that a token chooses, a number of its own (ReLU gates).",
-            AT_LEAST_0,
+            "experts chosen per test token", "Mean number of experts that a token chooses (ReLU gates).", AT_LEAST_0
         ),
         "router/dropped": Column(
             "share of assignments dropped", "Share of assignments without a place in their expert's queue.", SHARE
@@ -181,7 +179,7 @@ COLUMNS = Probe(
             AT_LEAST_0,
         ),
         "router/entropy_cluster": Column(
-            "entropy of a cluster's experts (nats)", "Mean over clusters: entropy of mean probabilities.", AT_LEAST_0
+            "entropy of a cluster's experts (nats)", "Entropy of a cluster's mean probabilities.", AT_LEAST_0
         ),
         "router/entropy_load": Column(
             "entropy of the load (nats)",

@@ -104,7 +104,7 @@ def _refuse_symbols(text: str, data: ConfigDict, name: str) -> None:
     """
     symbols = text.split()
     if text and (len("".join(symbols)) < 1.5 * max(1, len(symbols)) or all(map(str.isdigit, symbols))):
-        problem = f"{name} is {' '.join(symbols[:8])!r}... in this alphabet, and no words"
+        problem = f"{name} is {' '.join(symbols[:8])!r}..., symbols that are no words"
         refuse("data.tokens", data.tokens, f"{problem}; take the raw text (train.txt.raw of text8), or other tokens")
 
 

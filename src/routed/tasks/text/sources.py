@@ -48,7 +48,7 @@ SHARED: dict[str, Setting] = {
     "noise_density": Setting(0.15, "share of the tokens that are cut out", between(0, 1)),
     "mean_span": Setting(3.0, "mean length of what is cut out at one place", at_least(1)),
     "damaged": Setting(
-        "skip", "a truncated shard: skip what is missing (a warning counts), or refuse", one_of(("skip", "refuse"))
+        "skip", "a truncated shard: skip what is missing and count it, or refuse", one_of(("skip", "refuse"))
     ),
     "eval_rows": Setting(
         512, "validation rows (a decoder: as many test rows), spread evenly over the languages", at_least(1)
