@@ -10,7 +10,8 @@ stay random, or are absent. Data, experts and initial weights are the same.
     routed run --config=token_router:tables --config.data.directory=DIR     # the hash with other tables
     routed run --config=token_router:kmeans --config.data.directory=DIR     # k-means fitted later, and as sharp
     routed run --config=token_router:balance --config.data.directory=DIR    # what balance costs
-    routed run --config=token_router:grow --config.data.directory=DIR       # the gap against experts, k and tokens
+    routed run --config=token_router:grow --config.data.directory=DIR       # the gap against experts and tokens
+    routed run --config=token_router:finer --config.data.directory=DIR      # the gap against k, of as many weights
     routed run --config=token_router:testbed        # balancing on text of separable domains: method, scope, capacity
     routed run --config=token_router:setting --config.data.directory=DIR    # how the setting was found
 
@@ -457,15 +458,11 @@ def grow(config: ConfigDict) -> dict[str, dict[float, Point]]:
     }
 
 
-def points_of(config: ConfigDict) -> tuple[Point, ...]:
-    """Returns all points of `grow`, each once; the usual one is among those of experts."""
-    return tuple(point for points in grow(config).values() for point in points.values() if point)
-
-
-def claim_grow(config: ConfigDict) -> Iterator[Claim]:
+def claim_grow(config: ConfigDict, *names: str) -> Iterator[Claim]:
     """Returns the order of a hash and the learned router at each point, and the slope of the lead of a hash."""
     hashes, per_step = {"arm": "hash_bigram"}, config.batch_size * config.data.input_length
-    for name, points in grow(config).items():
+    for name in names:
+        points = grow(config)[name]
         for number, point in points.items():
             if point:
                 yield writer(config, point).order(
@@ -477,14 +474,24 @@ def claim_grow(config: ConfigDict) -> Iterator[Claim]:
                                    "not asked", hashes, LEARNED, tuple(numbers.items()))  # fmt: skip
 
 
-GROW = Figure(
-    "learned and hash of bigrams against experts, granularity and tokens", FEW | {"arms": ("learned", "hash_bigram")},
-    sweep=points_of, claims=lambda config: tuple(claim_grow(config)),
-    plots=lambda config: tuple(
-        PAIRED | {"name": name, "x": x}
-        for name, x in (("experts", "experts.count"), ("granularity", "selection.k"), ("tokens", "steps"))
-    ),
-    computed=("selection.k", "selection.eval.k", "router.experts_per_id", "experts.width", "steps"),
+def figure_of(axes: Mapping[str, str], *computed: str) -> Figure:
+    """Returns the figure of what grows -> its key. The usual point is one of experts, so others share its runs."""
+    return Figure(
+        f"learned and hash of bigrams against {' and '.join(axes)}", FEW | {"arms": ("learned", "hash_bigram")},
+        sweep=lambda config: tuple(
+            point for name in axes for point in grow(config)[name].values() if point or "experts" not in axes
+        ),
+        claims=lambda config: tuple(claim_grow(config, *axes)),
+        plots=lambda config: tuple(PAIRED | {"name": name, "x": x} for name, x in axes.items()),
+        computed=computed,
+    )  # fmt: skip
+
+
+# Two figures, as each ends within three hours of two cores.
+GROW = figure_of({"experts": "experts.count", "tokens": "steps"}, "steps")
+FINER = figure_of(
+    {"granularity": "selection.k"},
+    "experts.count", "experts.width", "selection.k", "selection.eval.k", "router.experts_per_id",
 )  # fmt: skip
 
 # Text of separable domains
@@ -592,7 +599,7 @@ TESTBED = Figure(
 
 FIGURES = {
     "": WAYS_FIGURE, "setting": SETTING, "layers": LAYERS, "settles": SETTLES, "balance": BALANCE, "grow": GROW,
-    "testbed": TESTBED, "tables": TABLES_FIGURE, "kmeans": KMEANS,
+    "finer": FINER, "testbed": TESTBED, "tables": TABLES_FIGURE, "kmeans": KMEANS,
 }  # fmt: skip
 
 
