@@ -29,7 +29,8 @@ FEATURES = features.Features(
 )
 GIVEN = {
     "scores": SCORES,
-    "k": K,
+    "experts": np.argsort(-SCORES)[..., :K],
+    "weights": np.full((*SCORES.shape[:2], K), 0.5),
     "token_ids": RNG.integers(0, 9, TOKENS),
     "sequence": ROWS,
     "labels": {"language": np.where(ROWS % 2, "de", "en")},

@@ -91,6 +91,17 @@ def test_several_answers_to_one_prompt_have_its_tokens_once(tmp_path):
     np.testing.assert_array_equal(column(stored, 1, "expert"), np.concatenate([first[:, 1], second[4:, 1]]))
 
 
+def test_dense_layers_of_a_model_of_one_expert_a_token_are_left_out(tmp_path):
+    """Llama 4 Maverick: k = 1 and every second layer dense, whose rows engines write as 0."""
+    experts = np.array([[[0], [3]], [[0], [0]]])
+    file = as_lines(tmp_path / "answers.jsonl", [{"choices": [{"routed_experts": experts.tolist()}]}])
+    given = trace.read_vllm(file, EXPERTS)
+    assert given["layers"] == ["1"] and given["experts"][0].tolist() == [[3], [0]]
+    file = as_lines(tmp_path / "zeros.jsonl", [{"choices": [{"routed_experts": (0 * experts).tolist()}]}])
+    with pytest.raises(UserError, match="has expert 0 alone"):
+        trace.read_vllm(file, EXPERTS)
+
+
 def test_a_chat_without_ids_has_one_prompt(tmp_path):
     """Two answers of 3 tokens to a prompt of 4, which `usage` counts: 6 rows, then 2."""
     choices = [{"message": {}, "routed_experts": as_npy(draw(6)[0])} for _ in range(2)]

@@ -24,13 +24,14 @@ SCORES = RNG.normal(size=(LAYERS, TOKENS, EXPERTS)) + 2 * RNG.normal(size=(3, EX
 SCORES = SCORES.astype(np.float16).astype(np.float32)  # as a trace keeps them
 GIVEN = {"k": K, "token_ids": IDS, "sequence": SEQUENCE, "labels": {"language": LANGUAGE}}
 CHOSEN = np.argsort(-SCORES, axis=2, kind="stable")[:, :, :K]
+WEIGHTS = np.random.default_rng(2).random(CHOSEN.shape)  # of a model whose gate is no softmax
 
 
 @pytest.fixture(scope="module")
 def analysed(tmp_path_factory):
     """(what `analyse` returns, its folder)"""
     out = tmp_path_factory.mktemp("trace")
-    return routed.analyse(SCORES, out=out, **GIVEN), out
+    return routed.analyse(SCORES, experts=CHOSEN, weights=WEIGHTS, out=out, **GIVEN), out
 
 
 def value(result, layer, number, of="value"):
@@ -64,8 +65,8 @@ def test_numbers_are_those_of_plain_numpy(analysed, layer):
         "load_max": EXPERTS * load.max(), "experts_used": np.exp(-(load * np.log(load)).sum()),
         "dropped_1.25": np.maximum(load * TOKENS * K - capacity, 0).sum() / (TOKENS * K),
         "entropy_token": -(probs * np.log(probs)).sum(1).mean(), "confidence": highest[:, 0].mean(),
-        "margin": (highest[:, K - 1] - highest[:, K]).mean(), "weight_first": highest[:, 0].mean(),
-        "weight_all": highest[:, :K].sum(1).mean(), "mi.token": plain_information(IDS.tolist(), chosen),
+        "margin": (highest[:, K - 1] - highest[:, K]).mean(), "weight_first": WEIGHTS[layer].max(1).mean(),
+        "weight_all": WEIGHTS[layer].sum(1).mean(), "mi.token": plain_information(IDS.tolist(), chosen),
         "mi.language": plain_information(language.tolist(), chosen), "mi.position": plain_information(bucket, chosen),
         "given.language": plain_information([*zip(IDS.tolist(), language.tolist(), strict=True)],
                                             chosen) - plain_information(IDS.tolist(), chosen),
@@ -178,6 +179,14 @@ def test_rounding_is_not_told_from_chance(tmp_path):
     assert not numbers.told["mi.token"] and result["findings"][0].startswith("The layer is not seen to follow")
 
 
+def test_neighbouring_sequences_share_a_group():
+    """400 rows of one text: 128 groups of 3 or 4 neighbours, half of the groups in each half."""
+    coded = tokens.make_tokens({}, {}, {}, np.arange(400))
+    starts = np.flatnonzero(np.diff(coded.group, prepend=-1))
+    assert len(starts) == coded.groups == 128 and set(np.diff(starts, append=400)) == {3, 4}
+    assert len(np.unique(coded.group[coded.half == 0])) == 64
+
+
 def test_shuffles_keep_the_unit_of_a_label():
     """A label of sequences stays one of sequences, with the lengths it falls on; tokens' labels stay in theirs."""
     rows = np.repeat(np.arange(40), 25)
@@ -260,7 +269,7 @@ def test_the_page_opens_offline_and_says_every_number(analysed):
     assert "keep its scores" not in page and "several checkpoints" in page
     assert set(result) == {"numbers", "maps", "loads", "between", "equal", "churn", "controls", "findings"}
     assert (out / "numbers.csv").read_text().count("\n") == 1 + len(result["numbers"])
-    again = routed.analyse(SCORES, out=out, **GIVEN)
+    again = routed.analyse(SCORES, experts=CHOSEN, weights=WEIGHTS, out=out, **GIVEN)
     assert again["findings"] == result["findings"] and (out / "report.html").read_text() == page
 
 

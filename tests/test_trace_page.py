@@ -188,7 +188,7 @@ def test_text_of_any_kind_reaches_the_page_as_text(tmp_path):
 
 
 def test_the_view_has_the_experts_of_the_trace(tmp_path):
-    """Each shown token has its experts, and its weight and score within 1/255 of their range."""
+    """Each shown token has its experts, and its score within 1/255 of their range."""
     scores = np.random.default_rng(3).normal(size=(3, ROWS * LENGTH, EXPERTS)).astype(np.float32)
     routed.analyse(scores, k=2, token_ids=TOKEN, sequence=SEQUENCE, labels={"language": LABEL}, out=tmp_path)
     data = data_of((tmp_path / "report.html").read_text("utf-8"))

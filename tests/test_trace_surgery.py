@@ -114,6 +114,28 @@ def test_the_page_has_the_table_and_its_figures(tmp_path):
     )
 
 
+class Tokenizer:
+    """Letters by number behind `before`, and 99 at the end, as tokenizers of T5 have it."""
+
+    def __init__(self, before):
+        self.before = before
+
+    def __call__(self, text, add_special_tokens=True):
+        ids = [ord(letter) - 97 for letter in text]
+        return {"input_ids": [*self.before, *ids, 99] if add_special_tokens else ids}
+
+
+def test_every_row_begins_with_bos(tmp_path):
+    """Rows of 4 tokens are BOS and 3 letters; of 7 letters the last is left out."""
+    (tmp_path / "x.txt").write_text("abcdefg")
+    rows, _ = rows_of([str(tmp_path / "x.txt")], Tokenizer([50]), 4)
+    assert [row.tolist() for row in rows] == [[50, 0, 1, 2], [50, 3, 4, 5]]
+    rows, _ = rows_of([str(tmp_path / "x.txt")], Tokenizer([]), 3)
+    assert [row.tolist() for row in rows] == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(UserError, match="--length=1: the tokenizer puts 1 tokens before a text"):
+        rows_of([str(tmp_path / "x.txt")], Tokenizer([50]), 1)
+
+
 def test_halves_are_of_every_file():
     rows = [np.array([i]) for i in range(7)]
     first, second = halves(rows, ["de"] * 4 + ["en"] * 3)

@@ -145,4 +145,8 @@ def make(family, dtype=torch.float32):
 def inputs_of(model, rows):
     """Returns the arguments of a model for rows of token ids."""
     ids = torch.tensor(np.stack(rows))
-    return {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
+    if not model.config.is_encoder_decoder:
+        return {"input_ids": ids}
+    shifted = ids.roll(1, 1)
+    shifted[:, 0] = model.config.decoder_start_token_id
+    return {"input_ids": ids, "decoder_input_ids": shifted}

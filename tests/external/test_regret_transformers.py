@@ -10,12 +10,14 @@ import pytest
 import torch
 import transformers as hf
 
+from routed.contracts import UserError
 from routed.trace import hooks, surgery, surgery_page
 from routed.trace.hooks_replace import losses_of, replacing
 from routed.trace.kinds import EVERY
 from routed.trace.regret import RegretSettings, batches_of, regret_of
 from routed.trace.sites import companions_of, sites_of
 from routed.trace.surgery_jobs import ALL, Job
+from tests.external.families import make
 
 RNG = np.random.default_rng(0)
 HERE, OTHER = [*RNG.integers(0, 60, (6, 16))], [*RNG.integers(0, 50, (12, 16))]
@@ -112,6 +114,16 @@ def test_groups_of_experts_that_a_rule_forbids_are_counted(tmp_path):
     measured = regret_of(model, modules, layer, site, HERE, {}, RegretSettings(6, 3, 0))
     np.testing.assert_allclose(measured["refused"], 1 - 24 / 56)
     assert np.isfinite(measured["sharpened"]).all() and (measured["best"] <= measured["as_is"]).all()
+
+
+def test_tries_that_would_get_other_weights_are_refused():
+    """LongCat chooses with a bias, and its weights are a softmax over all experts: tried ones would sum to 1."""
+    model = make("longcat_flash")
+    modules = hooks.routers_of(model)
+    layer = next(iter(modules))
+    site = sites_of(model, modules, OTHER, 4, {})[layer]
+    with pytest.raises(UserError, match="do not get the weights of the chosen ones"):
+        regret_of(model, modules, layer, site, HERE, {}, RegretSettings(6, 3, 0))
 
 
 def losses(model, replaced):

@@ -149,7 +149,7 @@ def controls(trace: Trace, tokens: Tokens, ks: Sequence[int], seed: int = 0) -> 
 
 
 def _numbers(scores: np.ndarray, k: int, tokens: Tokens) -> dict[str, numbers.Number]:
-    chosen, _ = top(scores, k)
+    chosen = top(scores, k)
     stream = counts.Stream(scores.shape[1], k, ("expert",), lambda *columns: iter([tuple(chosen for _ in columns)]))
     every = numbers.numbers(counts.count(stream, tokens, None), None)
     return {name: number for name, number in every.items() if name.partition(".")[0] in COMPARED or name in COMPARED}

@@ -43,8 +43,7 @@ def choices_of(given: Mapping[str, Arrays], k: Any, num_experts: Any, keep_score
     shapes = _shapes_of(given)
     _check_axes(shapes)
     experts, k = _sizes(given, shapes, k, num_experts)
-    names = {*given, "experts"} | (set() if "experts" in given else {"weights"})
-    columns = {name: column for name, column in LAYER_COLUMNS.items() if name in names}
+    columns = {name: column for name, column in LAYER_COLUMNS.items() if name in {*given, "experts"}}
     if not keep_scores:
         columns.pop("scores", None)
 
@@ -62,7 +61,7 @@ def choices_of(given: Mapping[str, Arrays], k: Any, num_experts: Any, keep_score
             if "kept" in arrays:
                 checks.kept(arrays["kept"], layer)
         else:
-            arrays["experts"], arrays["weights"] = top(arrays["scores"], k)
+            arrays["experts"] = top(arrays["scores"], k)
         return {column: arrays[name] for name, column in columns.items()}
 
     layers, tokens, _ = next(iter(shapes.values()))
@@ -129,19 +128,16 @@ def _sizes(given: Mapping[str, Arrays], shapes: Mapping[str, Any], k: Any, num_e
     return count, most
 
 
-def top(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the k highest experts of each row of scores [T, E], highest first, and their softmax probabilities.
+def top(scores: np.ndarray, k: int) -> np.ndarray:
+    """Returns the k highest experts [T, k] of each row of scores [T, E], highest first.
 
     The lower index comes first among equal scores, as in the layer.
     """
-    chosen, weight = (np.empty((len(scores), k), kind) for kind in (np.int16, np.float32))
+    chosen = np.empty((len(scores), k), np.int16)
     for begin in range(0, len(scores), ROW_GROUP):
         here = slice(begin, begin + ROW_GROUP)
-        some = scores[here].astype(np.float32)
-        exponent = np.exp(some - some.max(1, keepdims=True))
-        chosen[here] = best = highest_of_array(some, k)
-        weight[here] = np.take_along_axis(exponent, best, axis=1) / exponent.sum(1, keepdims=True)
-    return chosen, weight
+        chosen[here] = highest_of_array(scores[here].astype(np.float32), k)
+    return chosen
 
 
 def highest_of_array(values: Float[np.ndarray, "N M"], k: int) -> Int[np.ndarray, "N k"]:

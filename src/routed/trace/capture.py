@@ -1,19 +1,22 @@
 """Capture of a trace from a Hugging Face model on text, part by part, so that a killed capture continues.
 
-An encoder-decoder gives two traces, OUT/encoder and OUT/decoder; its decoder reads the same tokens as its encoder.
+An encoder-decoder gives two traces, OUT/encoder and OUT/decoder. Its decoder reads the same text, behind its start
+token and without the last token, as in training.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from absl import logging as log
 
+from routed.contracts import UserError
 from routed.system import files
 from routed.trace.checks import as_array
 from routed.trace.features import MOST_TOKENS, Features
@@ -81,7 +84,7 @@ def capture(
                 append(
                     path,
                     **{key: [columns[member][key] for member in members] for key in columns[members[0]]},
-                    **_token_arrays(part, begin, names),
+                    **_token_arrays(part if path.name != "decoder" else _shifted(model, part), begin, names),
                     layers=members,
                     num_experts=columns[members[0]]["scores"].shape[1],
                     features=Features(sampled, values, *zip(*weights, strict=True)) if all(weights) else None,
@@ -108,6 +111,19 @@ def _token_arrays(rows: Sequence[np.ndarray], begin: int, names: Sequence[str] |
     return arrays
 
 
+def _shifted(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns what the decoder of an encoder-decoder reads: its start token, then a row without its last token.
+
+    Raises:
+      UserError: the model names no start token.
+    """
+    configs = (getattr(model, "generation_config", None), model.config)
+    ids = [getattr(config, "decoder_start_token_id", None) for config in configs]
+    if not (starts := [start for start in ids if start is not None]):
+        raise UserError("its config has no decoder_start_token_id, with which its decoder begins")
+    return [np.concatenate([[starts[0]], row[:-1]]) for row in rows]
+
+
 def _weights(output: RouterOutput) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns (kernel [D, E], offset [E]) of the linear map from a router's features to its scores."""
     if output.linear is None:
@@ -127,8 +143,11 @@ def _run(
     """Returns the arrays of `routed.trace.write` by router, and the features of the tokens `sampled` by router."""
     columns: dict[str, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
     features: dict[str, list[np.ndarray]] = defaultdict(list)
-    for begin, ids in batches(model, rows, batch_size):
-        model(input_ids=ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}))
+    decoded: Iterable[Any] = itertools.repeat((0, None))
+    if model.config.is_encoder_decoder:
+        decoded = batches(model, _shifted(model, rows), batch_size)
+    for (begin, ids), (_, decoder_ids) in zip(batches(model, rows, batch_size), decoded, strict=False):
+        model(input_ids=ids, **({} if decoder_ids is None else {"decoder_input_ids": decoder_ids}))
         check_heard(modules, outputs)
         here = sampled[(sampled >= begin) & (sampled < begin + ids.numel())] - begin
         for name, output in outputs.items():

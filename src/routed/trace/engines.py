@@ -53,7 +53,9 @@ class Responses:
         if not sum(map(len, self.experts)):
             raise UserError(f"{self.path} has no token with experts: keep answers of at least one token")
         experts = np.concatenate(self.experts).swapaxes(0, 1)
-        has_router = [i for i, layer in enumerate(experts) if layer.shape[1] == 1 or layer.any()]
+        has_router = [i for i, layer in enumerate(experts) if layer.any()]
+        if not has_router:
+            raise UserError(f"{self.path} has expert 0 alone, as engines write layers without a router")
         if len(has_router) < len(experts):
             log.info("layers without a router left out: %s", sorted(set(range(len(experts))) - set(has_router)))
         lengths = [len(rows) for rows in self.experts]

@@ -37,7 +37,10 @@ def load(model: str, tokens: str = "") -> tuple[Any, Any]:
         decoders = [getattr(transformers, f"AutoModel{part}") for part in ("ForCausalLM", "ForImageTextToText", "")]
         kinds = [transformers.AutoModelForSeq2SeqLM] if config.is_encoder_decoder else decoders
         kind = next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[-1])
-        loaded, report = kind.from_pretrained(model, dtype="auto", output_loading_info=True)
+        method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+        # A block of gpt-oss in MXFP4 reads its router's weights without a call of the router.
+        plain = {"quantization_config": transformers.Mxfp4Config(dequantize=True)} if method == "mxfp4" else {}
+        loaded, report = kind.from_pretrained(model, dtype="auto", output_loading_info=True, **plain)
     except (OSError, ValueError) as error:
         raise UserError(f"--model={model}: {str(error).splitlines()[0]}") from error
     if missing := sorted(report["missing_keys"]):  # transformers fills them with random numbers
@@ -84,13 +87,18 @@ def check_version() -> None:
 def rows_of(paths: Sequence[str], tokenizer: Any, length: int) -> tuple[list[np.ndarray], list[str]]:
     """Returns rows of `length` token ids of each text file without its rest, and the name of each row's file.
 
-    A name is the stem of the path; of files with equal stems it is the path.
+    Every row begins with the tokens that the tokenizer puts before a text (BOS), as models were trained with them. A
+    name is the stem of the path; of files with equal stems it is the path.
 
     Raises:
       UserError: a file is missing, is not text, or is shorter than a row.
     """
     rows, names = list[np.ndarray](), list[str]()
     stems = [pathlib.Path(path).stem for path in paths]
+    first = _before(tokenizer)
+    size = length - len(first)
+    if size < 1:
+        raise UserError(f"--length={length}: the tokenizer puts {len(first)} tokens before a text: give more")
     for path in map(pathlib.Path, paths):
         try:
             text = path.read_text("utf-8")
@@ -99,13 +107,22 @@ def rows_of(paths: Sequence[str], tokenizer: Any, length: int) -> tuple[list[np.
         if tokenizer == BYTES:
             ids = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
         else:
-            ids = np.asarray(tokenizer(text)["input_ids"], np.int64)
-        if len(ids) < length:
+            ids = np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int64)
+        if len(ids) < size:
             raise UserError(f"{path} has {len(ids)} tokens, less than one row: choose --length below it")
-        some = ids[: len(ids) // length * length].reshape(-1, length)
-        rows += [*some]
+        some = ids[: len(ids) // size * size].reshape(-1, size)
+        rows += [np.concatenate([first, row]) for row in some]
         names += [path.stem if stems.count(path.stem) == 1 else str(path)] * len(some)
     return rows, names
+
+
+def _before(tokenizer: Any) -> np.ndarray:
+    """Returns the token ids that a tokenizer puts before a text: of most models BOS, of NLLB the language."""
+    if tokenizer == BYTES:
+        return np.zeros(0, np.int64)
+    plain, special = (tokenizer("a", add_special_tokens=given)["input_ids"] for given in (False, True))
+    begin = next((i for i in range(len(special)) if special[i : i + len(plain)] == plain), 0)
+    return np.asarray(special[:begin], np.int64)
 
 
 def halves(rows: Sequence[np.ndarray], names: Sequence[str]) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -140,20 +140,28 @@ class _Token:
         output = outputs[layer]
         self.scores = as_array(output.scores).astype(np.float32)
         self.features = as_array(output.features).astype(np.float32)
-        self.experts = as_array(output.experts)
+        self.experts, self.weights = as_array(output.experts), as_array(output.weights).astype(np.float32)
 
     def with_experts(self, tries: np.ndarray) -> np.ndarray:
-        """Returns the losses [B, A] with ordered experts [B, A, k]; NaN where the model's rule took others."""
+        """Returns the losses [B, A] with ordered experts [B, A, k]; NaN where the model's rule took others.
+
+        Raises:
+          UserError: the model's rule gives them other weights than those of the chosen experts.
+        """
         has_bias, parts = self.bias is not None, list[np.ndarray]()
         for begin in range(0, tries.shape[1], COPIES):
             some = tries[:, begin : begin + COPIES]
-            losses, taken = self.with_scores(moved(self.scores, self.experts, some, alone=has_bias), None)
-            same = np.sort(taken, -1) == np.sort(some, -1)
-            parts.append(np.where(same.all(-1), losses, np.nan))
+            losses, taken, weights = self.with_scores(moved(self.scores, self.experts, some, alone=has_bias), None)
+            same = (np.sort(taken, -1) == np.sort(some, -1)).all(-1)
+            wanted = np.broadcast_to(np.sort(self.weights)[:, None], weights.shape)
+            if not np.allclose(np.sort(weights)[same], wanted[same], rtol=0.05, atol=1e-3):
+                reason = "a softmax over all experts, with a bias for the choice"
+                raise UserError(f"{self.layer}: tried experts do not get the weights of the chosen ones ({reason})")
+            parts.append(np.where(same, losses, np.nan))
         return np.concatenate(parts, axis=1)
 
-    def with_scores(self, scores: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the losses [B, A] with given scores [B, A, E] and choosing bias, and the experts taken [B, A, k]."""
+    def with_scores(self, scores: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns losses [B, A] with given scores [B, A, E] and choosing bias, and experts and weights [B, A, k]."""
         import torch
 
         given = torch.as_tensor(scores.reshape(-1, scores.shape[-1])).to(self.model.device)
@@ -164,7 +172,8 @@ class _Token:
         ):
             current |= {"ids": self.ids.repeat_interleave(scores.shape[1], 0).reshape(-1), "batch": 0}
             losses = self._losses(scores.shape[1])
-        return losses, as_array(heard[self.layer].experts).reshape(*scores.shape[:2], -1)
+        taken, shape = heard[self.layer], (*scores.shape[:2], -1)
+        return losses, as_array(taken.experts).reshape(shape), as_array(taken.weights).astype(np.float32).reshape(shape)
 
     def _losses(self, copies: int) -> np.ndarray:
         """Returns the losses [B, copies] of the token, computed so many times after the tokens before it."""
@@ -193,7 +202,7 @@ def _of_batch(
     ends = np.cumsum([part.shape[1] for part in each])[:-1]
     losses, by_chance, hashed, table = np.split(token.with_experts(np.concatenate(each, axis=1)), ends, axis=1)
     as_is = token.as_is
-    sharpened, _ = token.with_scores(SHARPENED * token.scores[:, None], token.bias)
+    sharpened, *_ = token.with_scores(SHARPENED * token.scores[:, None], token.bias)
     after = np.full(len(as_is), np.nan)
     if "kernel" in repaired:
         scores = token.features @ repaired["kernel"] + repaired.get("offset", np.float32(0))

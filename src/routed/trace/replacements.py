@@ -55,7 +55,8 @@ class Site(NamedTuple):
     of each expert by token id, on all of that text; the last row is their sum. `row_of` [V] is the row of an id: the
     last if the text lacks it. `trained` are the router's weights (None: it is no linear map), `next_layer` those of
     the next layer's router (for the last layer the first's), `checkpoint` those in another checkpoint, and `companion`
-    is the router of that place in another model that reads the same text.
+    is the router of that place in another model that reads the same text. `first_experts` [F] are those of the largest
+    weights.
     """
 
     experts: int
@@ -69,6 +70,7 @@ class Site(NamedTuple):
     next_layer: Linear | None = None
     checkpoint: Linear | None = None
     companion: Companion | None = None
+    first_experts: np.ndarray = np.zeros(0, np.int64)
 
 
 class Router(NamedTuple):
@@ -205,7 +207,7 @@ def kmeans(site: Site, random: np.random.Generator) -> Router | str:
         return f"the other text has {len(site.features)} tokens, fewer than experts"
     fitted = KMeans(site.experts, n_init=1, random_state=int(random.integers(1 << 31))).fit(site.features)
     table = np.zeros((site.experts, site.experts), np.int64)
-    np.add.at(table, (site.scores.argmax(1), fitted.labels_), 1)
+    np.add.at(table, (site.first_experts, fitted.labels_), 1)
     centres = fitted.cluster_centers_[matched(table)[1]].astype(np.float32)  # expert e has the cluster it matches
     offset = -(centres**2).sum(1)
     factor, shift = as_sharp(2 * site.features @ centres.T + offset, site)

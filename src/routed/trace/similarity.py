@@ -69,10 +69,10 @@ def routers(trace: Trace, seed: int = 0) -> tuple[Float[np.ndarray, "L L"], Floa
     shares, chance = np.full((len(layers), len(layers)), np.nan), np.full(len(layers), np.nan)
     random = np.random.default_rng(seed)
     for i, (_, values, kernel, offset) in enumerate(layers):
-        trained, _ = top(values @ kernel + offset, 1)
+        trained = top(values @ kernel + offset, 1)
 
         def agreement(scores: np.ndarray, trained=trained) -> float:
-            return matched(together(trained, top(scores, 1)[0], trace.experts))[0]
+            return matched(together(trained, top(scores, 1), trace.experts))[0]
 
         for j, (_, _, other_kernel, other_offset) in enumerate(layers):
             if other_kernel.shape == kernel.shape:
@@ -95,7 +95,7 @@ def router_alone(traces: Sequence[Trace], layer: int, k: int) -> float:
     other_tokens, values, kernel, offset = features.load(after.folder, layer)
     if not np.array_equal(tokens, other_tokens) or old_kernel.shape != kernel.shape:
         return float("nan")
-    old, new = top(values @ old_kernel + old_offset, k)[0], top(values @ kernel + offset, k)[0]
+    old, new = top(values @ old_kernel + old_offset, k), top(values @ kernel + offset, k)
     return 1 - float(common(old, new).sum() / old.size)
 
 

@@ -45,16 +45,17 @@ def sites_of(
     row_of[codes] = np.arange(len(codes))
     sampled = np.sort(np.random.default_rng(0).permutation(len(ids))[:MOST_TOKENS])
     counts = dict[str, np.ndarray]()  # choices [N + 1, E] by row of the token id
-    scores, features = ({name: list[np.ndarray]() for name in modules} for _ in range(2))
+    first_experts, scores, features = ({name: list[np.ndarray]() for name in modules} for _ in range(3))
     with torch.no_grad(), listening(modules) as outputs:
-        for first, some in batches(model, rows, batch_size):
+        for begin, some in batches(model, rows, batch_size):
             model(input_ids=some, use_cache=False)
             check_heard(modules, outputs)
-            here = sampled[(sampled >= first) & (sampled < first + some.numel())] - first
+            here = sampled[(sampled >= begin) & (sampled < begin + some.numel())] - begin
             for name, output in outputs.items():
                 empty = np.zeros((len(codes) + 1, output.scores.shape[-1]), np.int32)
                 rows_of_ids = row_of[as_array(some).reshape(-1)][:, None]
                 np.add.at(counts.setdefault(name, empty), (rows_of_ids, as_array(output.experts)), 1)
+                first_experts[name].append(as_array(output.experts[here])[:, 0])
                 scores[name].append(as_array(output.scores[here]).astype(np.float32))
                 features[name].append(as_array(output.features[here]).astype(np.float32))
     weights, names, sites = linear_weights(modules), list(modules), {}
@@ -72,6 +73,7 @@ def sites_of(
             trained=weights[name],
             next_layer=weights[after] if after != name else None,
             checkpoint=checkpoint.get(name),
+            first_experts=np.concatenate(first_experts[name]),
         )
     return sites
 
@@ -123,11 +125,10 @@ def companions_of(
             for name, output in outputs.items():
                 if name not in weights or weights[name].kernel.shape[1] != output.scores.shape[-1]:
                     continue
-                scores = as_array(reading.features(name, ids.reshape(-1))) @ weights[name].kernel
-                scores = scores if weights[name].offset is None else scores + weights[name].offset
-                first = as_array(output.scores.reshape(scores.shape)).argmax(1)
-                table = tables.setdefault(name, np.zeros([scores.shape[1]] * 2, np.int64))
-                np.add.at(table, (first, scores.argmax(1)), 1)
+                reading.features(name, ids.reshape(-1))
+                first_experts = (as_array(part.experts)[:, 0] for part in (output, reading.outputs[name]))
+                table = tables.setdefault(name, np.zeros([output.scores.shape[-1]] * 2, np.int64))
+                np.add.at(table, tuple(first_experts), 1)
     return {
         name: Companion(functools.partial(reading.features, name), weights[name].renumbered(matched(table)[1]))
         for name, table in tables.items()

@@ -91,7 +91,8 @@ def make_tokens(codes, counts, names, sequence: np.ndarray, seed: int = 0) -> To
     """Returns tokens with their groups, halves and shuffles from codes and numbers of sequences."""
     random, sequences = np.random.default_rng(seed), int(sequence[-1]) + 1
     groups = min(sequences, GROUPS)
-    group = random.permutation(np.arange(sequences) % groups).astype(np.uint8)[sequence]
+    # Neighbours share a group, as rows of one text do; the halves, every second group, are random.
+    group = random.permutation(groups).astype(np.uint8)[np.arange(sequences) * groups // sequences][sequence]
     half = group % 2 if sequences > 1 else (np.arange(len(sequence)) >= len(sequence) / 2).astype(np.uint8)
     starts = np.flatnonzero(np.diff(sequence, prepend=-1))
     slices = [slice(begin, begin + MANY) for begin in range(0, len(sequence), MANY)]

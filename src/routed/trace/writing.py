@@ -49,12 +49,11 @@ def write(
     """Writes a trace into the folder `out` from arrays over layers and tokens, and returns it.
 
     `scores` [layers, T, E] are outputs of the routers before any softmax. The experts of a token are its `k` highest,
-    weighted by softmax probabilities, unless `experts` [layers, T, k] gives them (-1: none), with `weights` and
-    `kept` of the same shape. The rest is optional: `token_ids`, `sequence` and `position` [T] (tokens of a sequence
-    stand together, in order), `labels` name -> [T], and `vocabulary`, words by token id: a list, a dict, or a
-    tokenizer (`words.words_of`). Scores are stored as float16, or as float32 where they need it; `keep_scores=False`
-    leaves them out. `features` are inputs of the routers for some tokens, with the routers' weights. A trace that is
-    already in the folder is replaced.
+    unless `experts` [layers, T, k] gives them (-1: none), with `weights` and `kept` of the same shape. The rest is
+    optional: `token_ids`, `sequence` and `position` [T] (tokens of a sequence stand together, in order), `labels` name
+    -> [T], and `vocabulary`, words by token id: a list, a dict, or a tokenizer (`words.words_of`). Scores are stored as
+    float16, or as float32 where they need it; `keep_scores=False` leaves them out. `features` are inputs of the routers
+    for some tokens, with the routers' weights. A trace that is already in the folder is replaced.
 
     Raises:
       UserError: shapes or names do not agree, a value cannot be stored, an expert is beyond the count.
