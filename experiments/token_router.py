@@ -10,8 +10,7 @@ stay random, or are absent. Data, experts and initial weights are the same.
     routed run --config=token_router:tables --config.data.directory=DIR     # the hash with other tables
     routed run --config=token_router:kmeans --config.data.directory=DIR     # k-means fitted later, and as sharp
     routed run --config=token_router:balance --config.data.directory=DIR    # what balance costs
-    routed run --config=token_router:grow --config.data.directory=DIR       # the gap against experts and tokens
-    routed run --config=token_router:finer --config.data.directory=DIR      # the gap against k, of as many weights
+    routed run --config=token_router:grow --config.data.directory=DIR       # against experts, tokens (:finer: k)
     routed run --config=token_router:testbed        # balancing on text of separable domains: method, scope, capacity
     routed run --config=token_router:setting --config.data.directory=DIR    # how the setting was found
 

@@ -99,6 +99,17 @@ def test_who_lost_with_a_rate_at_the_edge_of_the_grid_may_have_a_better_one(lowe
     assert verdict(order(lower, higher), rows.assign(rates="paper"))["verdict"] != "inconclusive"  # no grid was tried
 
 
+def test_a_part_of_an_accuracy_is_better_where_it_is_higher():
+    """The accuracy of one language: learned has more and wins, so its lost run matters, and frozen's does not."""
+    rows = table().assign(**{"test/accuracy/de": lambda rows: 1 - rows["test/loss"] / 2})
+    claim = order("frozen", "learned", metric="test/accuracy/de")
+    assert verdict(claim, rows)["verdict"] == "supported"
+    for arm, found in (("frozen", "supported"), ("learned", "inconclusive")):
+        lost = rows.assign(status=np.where((rows.arm == arm) & (rows.seed == 3), "diverged", rows.status))
+        assert verdict(claim, lost)["verdict"] == found
+    verdicts.check_parts(order("fairest", "learned", metric="test/accuracy/de"), base())
+
+
 def test_an_unknown_kind_is_refused():
     with pytest.raises(
         UserError, match=r"claims: unknown kind 'ordr' \(did you mean 'order'\?\); known: order, null, n"

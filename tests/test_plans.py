@@ -137,7 +137,6 @@ SMALLEST = {
         "RUNS": {1: 1}, "STEPS": 1, "MODELS": {"cnn": {"model": "patch_cnn"}},
         "EXPERIMENT": "experiments/patch_wrn.py:smoke", "CHANGES": ["data.images=patterns"],
     },
-    "images": {"STEPS": 1, "EXPERIMENT": "experiments/chen_images.py:gates,smoke", "CHANGES": ["data.images=patterns"]},
     "scaling": {"MESHES": ((2, 4),), "in_new_process": lambda code: 1.0},
     "trace": {"TOKENS": 2048, "MANY": 4096, "CHUNK": 2048, "DEEP": trace.Shape(4, 8, 2)},
 }  # fmt: skip

@@ -14,7 +14,7 @@ from routed.papers.chen2022.sentence_files import load
 from routed.papers.labelled_tables import Row, read_table
 from routed.plan import experiment
 from routed.plan.checks import validate
-from routed.plan.config import base
+from routed.plan.config import base, problem_of
 from routed.settings.tree import override
 from routed.tasks import TASKS, worlds
 from routed.training.sample_checks import warn_of_tuning
@@ -142,6 +142,20 @@ def test_what_does_not_fit_is_refused(folder, tmp_path_factory):
     load.cache_clear()
     with pytest.raises(UserError, match=r"training and test sentences are of different languages"):
         load("npy", str(folder), LABELS)
+
+
+def test_the_best_constant_of_unequal_classes_is_their_entropy(folder):
+    """Of four test sentences three are positive: .75 right, -.75 ln .75 - .25 ln .25 = .562 nats."""
+    (folder / "films-en-test.tsv").write_text(TABLES["films-en-test"].replace("poor\tnegative", "poor\tpositive"))
+    load.cache_clear()
+    assert TASKS["sentences"].shares(data(folder)).tolist() == [0.25, 0.75]
+    config = experiment.load("chen_text").get_config("smoke")
+    config = override(config, {f"data.{key}": value for key, value in vars(data(folder)).items()})
+    columns = problem_of(config).columns(config)
+    assert columns["test/loss"].constant == pytest.approx(0.562335, rel=1e-5)
+    assert columns["test/accuracy"].constant == 0.75
+    away = override(config, {"data.directory": "elsewhere"})
+    assert problem_of(away).columns(away)["test/loss"].constant == pytest.approx(0.693147)
 
 
 def test_an_encoder_that_is_missing_is_named(folder, monkeypatch):

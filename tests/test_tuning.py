@@ -17,6 +17,7 @@ from routed.models.decoder import decoder
 from routed.models.transformer_sizes import flops_of_decoder_row
 from routed.papers.pham2024 import labelled
 from routed.papers.pham2024.classifier import at_best, classifier, flops_of_classifier_row
+from routed.plan.arms import ARMS, Arm
 from routed.plan.checks import validate
 from routed.plan.config import base, problem_of
 from routed.plan.runs import plan_runs
@@ -353,9 +354,12 @@ def test_a_model_that_goes_on_under_another_rule_says_so(trained, caplog):
     )
 
 
-def test_a_scale_of_rates_that_tuning_replaces_is_refused(small):
+def test_a_scale_of_rates_that_tuning_replaces_is_refused(small, monkeypatch):
     with pytest.raises(UserError, match=r"optimizer\.rate_scale=0\.1: rates=tuned chooses it; set tune\.multipliers"):
         plan_runs(override(small, {"rates": "tuned", "optimizer.rate_scale": 0.1}), ({},))
+    monkeypatch.setitem(ARMS, "fast", Arm({"optimizer.rate_scale": 10.0}, "faster", "#000000"))
+    with pytest.raises(UserError, match=r"optimizer\.rate_scale=10\.0: rates=tuned chooses it"):
+        plan_runs(override(small, {"rates": "tuned", "arms": ("learned", "fast")}), ({},))
 
 
 def test_runs_that_all_begin_untrained_say_so(caplog):

@@ -36,10 +36,7 @@ if TYPE_CHECKING:  # --help needs none of them
     from routed.plan.run import Point, Run
 
 CONFIG = flags.DEFINE_string(
-    "config",
-    None,
-    "The experiment with figure and scale: NAME[:FIGURE[,SCALE]] or FILE.py[:FIGURE[,SCALE]]. Change a setting with"
-    " --config.KEY=VALUE.",
+    "config", None, "NAME[:FIGURE[,SCALE]] or FILE.py[:FIGURE[,SCALE]]. Change settings with --config.KEY=VALUE."
 )
 SWEEP = flags.DEFINE_multi_string("sweep", [], "KEY=v1,v2,...: sweep any setting, tuples as (a,b); may be repeated.")
 WORKDIR = flags.DEFINE_string(

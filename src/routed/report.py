@@ -137,10 +137,13 @@ def _judged(group: list[pathlib.Path]) -> dict[str, Any] | None:
     from routed.engine import results
     from routed.plan.config import problem_of
     from routed.publish import committed
+    from routed.settings.tree import override
 
     ours = all(stored.is_sealed(results.stored_config(folder)) for folder in group)
     with stored.fitting(f"{group[0] / 'config.json'} or its results", "restore them, or run it again", ours):
         module, config = experiment_of(group[0], EXPERIMENT.value)
+        arms = dict.fromkeys(arm for folder in group for arm in results.stored_config(folder)["config"]["arms"])
+        config = override(config, {"arms": tuple(arms)})  # joined folders may have different arms
         table = joined_table(group, problem_of(config).loss)
         if not len(table) or (table.status == "tuning").all():
             return None

@@ -62,4 +62,7 @@ def named(last: pd.DataFrame, swept: list[str], loss: str, left_out: Mapping[str
     for arm, of_arm in reasons.items():
         where = f" at {len(of_arm)} of {len(groups)} points" if len(groups) > 1 else ""
         texts.append(f"{arm} is no control{where}: {of_arm[0]}")
+    matches = {arm: ARMS[arm].match for arm in last.arm if arm in ARMS}
+    if fitted := [arm for arm, match in matches.items() if match and match.setting == "router.fit_entropy"]:
+        texts.append(f'{", ".join(fitted)}: entropy as asked at the fit; after training see "Sharpness equal?"')
     return "; ".join(texts) or "every control that was asked for was made, and did what it says"

@@ -19,7 +19,7 @@ from routed.layer.selection import SELECTIONS
 from routed.plan.arms import REFERENCE, UNTRAINED, changes_of, fair_arms
 from routed.plan.config import problem_of
 from routed.settings.tree import override, value_of
-from routed.tasks.text.sources import SOURCES
+from routed.tasks import TASKS
 from routed.training.phases import configs_of
 
 #: Path from frozen to learned: each arm removes a confound from the arm before it. Logarithms of ratios add up to the
@@ -112,7 +112,7 @@ def threats(table: pd.DataFrame, config: ConfigDict, swept: list[str]) -> list[t
         "tuned": _tuned(table, runs, config, swept),
         "routed": {},
         "steered": {column.removeprefix(STEERED): _steered(good, column) for column in steered},
-        "has_trunk": config.data.name in SOURCES,
+        "has_trunk": config.data.name not in TASKS or problem.models[config.model].inner is not None,
         "stop_gradient": None if "router.stop_gradient" in swept else config.router.stop_gradient,
         "moved": [arm for arm, share in good.groupby("arm")["router/params_changed"].max().items() if share > 0],
         "data": problem.about(config),
@@ -146,7 +146,7 @@ def _counts(rows: pd.DataFrame) -> dict[str, int]:
 def _changes(rows: Rows, point: pd.DataFrame) -> dict[str, float]:
     """Returns the extrapolated relative change of each arm's loss; NaN where it is unknown."""
     config, changes = rows.config, {}
-    for arm in sorted(set(point.arm)):
+    for arm in sorted(set(point.arm[point.status == "ok"])):
         change = ends(rows.history({"arm": arm}, {}, problem_of(config).loss, arm), config.gate.horizon, logs=True)
         finite = len(change) and np.isfinite(change.to_numpy()).all()
         changes[arm] = np.expm1((change.later - change.now).mean()) if finite else np.nan

@@ -51,7 +51,10 @@ class Rows:
         return self._points[point]
 
     def column(self, metric: str, at: Point) -> Column | None:
-        """Returns the column of a metric at a point, where a swept loss or task may have other constants; or None."""
+        """Returns the column of a metric at a point, or of its whole (eval/loss of eval/loss/en); or None.
+
+        A swept loss or task may have other constants there.
+        """
         moved = {key: value for key, value in at.items() if key == "loss" or key.startswith("data.")}
         point = tuple(sorted(moved.items()))
         if point not in self._columns:
@@ -59,7 +62,7 @@ class Rows:
             if any(self._base.get(key) != value for key, value in point):
                 with contextlib.suppress(UserError, LookupError):  # a point of a table without such a task
                     self._columns[point] = self._columns_of(override(self.config, moved))
-        return self._columns[point].get(metric)
+        return self._columns[point].get(metric) or self._columns[point].get(metric.rpartition("/")[0])
 
     def _select(self, filters: Point) -> pd.DataFrame:
         rows = self.last

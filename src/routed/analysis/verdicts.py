@@ -150,7 +150,8 @@ def check_parts(claim: Claim, config: ConfigDict) -> None:
     if isinstance(claim, TwoSides):
         if claim.kind in ("order", "null") and claim.lower == claim.higher:
             refuse(f"both sides are {dict(claim.lower)}")
-        column = columns.get(claim.setup.metric)
+        metric = claim.setup.metric
+        column = columns.get(metric) or columns.get(metric.rpartition("/")[0])
         better = claim.higher if column is not None and column.higher_is_better else claim.lower
         if better.get("arm") == ANY_FAIR:
             refuse("the fairest control must be the side that the claim says is worse")

@@ -14,14 +14,14 @@ import jax
 from absl import flags
 
 from routed.aot.topology import topology_of
-from routed.bench import dispatch, gmm, gpu, images, lm, parts, patches, pods, scaling, t5, trace
+from routed.bench import dispatch, gmm, gpu, lm, parts, patches, pods, scaling, t5, trace
 from routed.bench.harness import Baseline, as_line
 from routed.contracts import UserError
 from routed.system import commands, files
 from routed.system.machine import rates
 from routed.system.provenance import provenance
 
-_MODULES: tuple[Any, ...] = (gmm, dispatch, t5, lm, parts, patches, images, scaling, pods, gpu, trace)
+_MODULES: tuple[Any, ...] = (gmm, dispatch, t5, lm, parts, patches, scaling, pods, gpu, trace)
 BENCHES = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 #: Benches that compare with a command of the user's.
 COMPARED = {name: bench.LINES for name, bench in BENCHES.items() if hasattr(bench, "LINES")}

@@ -198,7 +198,7 @@ def _runs(setup: _Setup, side: _Side) -> list[Run]:
     """The runs of one arm at one point, tuning runs first."""
     config, tuning_runs = side.whole, list[Run]()
     if config.rates == "tuned":
-        if (scale := setup.config.optimizer.rate_scale) != 1:
+        if (scale := config.optimizer.rate_scale) != 1:
             refuse("optimizer.rate_scale", scale, "rates=tuned chooses it; set tune.multipliers")
         for rates in candidates(config):
             changes = rates | ({"steps": config.tune.steps} if config.tune.steps else {})

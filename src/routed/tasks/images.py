@@ -196,6 +196,7 @@ TASK = Task(
     draw=draw,
     batch=batch,
     bayes=bayes,
+    same_tests=True,
     dims=lambda data: math.prod(source(data).train_x.shape[1:]) + data.dim,
     signal=lambda data: data.dim,
     side=lambda data: data.dim,
@@ -207,8 +208,7 @@ TASK = Task(
     settings={
         "images": Setting(
             "patterns",
-            "the image set: idx (MNIST, Fashion-MNIST), cifar10, cifar100, tfds:NAME, celeba (of scenes), or "
-            "artificial patterns",
+            "image set: idx (MNIST, Fashion-MNIST), cifar10, cifar100, tfds:NAME, celeba (of scenes), or patterns",
             Allowed(
                 lambda v: v in (*image_files.SETS, FACES) or (v.startswith("tfds:") and v != "tfds:"),
                 lambda: f"must be one of {', '.join(image_files.SETS)}, tfds:NAME",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray, Scalar
 from ml_collections import ConfigDict
 
@@ -69,6 +70,8 @@ class Task(NamedTuple):
     #: The best predictor that ignores its input is known: the mean of a target with that variance, or one of equally
     #: likely classes. False: no claim asks whether its winner beats that.
     has_constant: bool = True
+    #: Shares of the classes among the test samples (None: equal, or not known).
+    shares: Callable[[Any], np.ndarray | None] = lambda data: None
     #: Coarser clusters: name -> [labels, groups] membership.
     groupings: Callable[[World, Any], dict[str, Float[Array, "labels groups"]]] = lambda world, data: {}
     #: The world at (world, step, data), for data that change in training. Evaluations use the world of their step.

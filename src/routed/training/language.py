@@ -156,8 +156,7 @@ ENCODER_DECODER = language_part(
         columns={
             "eval/bigram": Column(
                 "loss of a bigram model (nats per token)",
-                "Loss of a smoothed model that sees only the token before: an arm that is not better has learned"
-                " nothing that needs a network.",
+                "Loss of a smoothed model of the token before: an arm must be better to need a network.",
                 AT_LEAST_0,
             ),
             "eval/floor": Column(
@@ -219,14 +218,12 @@ DECODER = language_part(
             ),
             "test/bits": Column(
                 "bits per token, test,\nat the best validation so far",
-                "Cross-entropy on the test rows in bits, of the model at the evaluation with the lowest"
-                " validation loss so far.",
+                "Test cross-entropy in bits, at the evaluation with the lowest validation loss so far.",
                 AT_LEAST_0,
             ),
             "test/perplexity": Column(
                 "perplexity, test,\nat the best validation so far",
-                "exp of the cross-entropy on the test rows in nats, of the model at the evaluation with the"
-                " lowest validation loss so far.",
+                "exp of the test cross-entropy in nats, at the evaluation with the lowest validation loss so far.",
                 AT_LEAST_1,
                 log=True,
             ),

@@ -150,8 +150,7 @@ COLUMNS = Probe(
         ),
         "router/dead": Column(
             "share of dead experts",
-            "Share of the experts that get less than 1 % of a fair load (1 / E) of at least 100 E tokens;"
-            " undefined with fewer tokens.",
+            "Share of experts with less than 1 % of a fair load (1 / E); undefined below 100 E tokens.",
             SHARE,
         ),
         "router/churn": Column(
@@ -206,14 +205,12 @@ COLUMNS = Probe(
         ),
         "router/init_clusters_covered": Column(
             "share of runs in which rows from examples\nwould come from every cluster",
-            "Share of runs in which as many examples as experts, drawn at random, would come from every"
-            " cluster (coupon collector).",
+            "Share of runs in which E random examples would come from every cluster (coupon collector).",
             SHARE,
         ),
         "router/params_changed": Column(
             "share of runs whose router moved",
-            "1 in a run whose router parameters differ from step 0 in any bit: 0 for every frozen arm, or the run"
-            " fails.",
+            "1 in a run whose router parameters differ from step 0 in any bit; a frozen arm has 0, or fails.",
             SHARE,
         ),
         "router/spurious_ratio": Column(

@@ -62,7 +62,7 @@ def check(config: ConfigDict) -> None:
         )
     _check_batches(config)
     _check_stop(config)
-    if config.rates == "tuned" and task.same_tests:
+    if config.rates == "tuned" and (task.same_tests or "world" in config.shared_streams):
         warn_of_tuning(data.name)
     if data.test_samples % (clusters := task.labels(data)):
         refuse("data.test_samples", data.test_samples, f"must be a multiple of {clusters}, the number of clusters")

@@ -99,8 +99,7 @@ LOSS = Probe(
         ),
         "train/loss": Column(
             "training loss, as trained\n(1 = trivial)",
-            "Mean loss of the training batches since the last evaluation, by the rule that trains, over the"
-            " variance of the targets.",
+            "Mean training loss since the last evaluation, by the rule that trains, over the variance of targets.",
             AT_LEAST_0,
             log=True,
         ),

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from ml_collections import ConfigDict
+from scipy.special import entr
 
 from routed.contracts import AT_LEAST_0, Batch, Column
 from routed.layer.selection import SELECTIONS, in_samples, mean_rule, work
@@ -56,8 +57,10 @@ def _constants(config: ConfigDict) -> dict[str, float]:
     if not task.has_constant or loss.constant is None:
         return {}
     classes = max(task.outputs(config.data), 2)
-    value = loss.constant(classes)
-    beside = {"test/accuracy": 1 / classes} if loss.labelled else {"test/loss_soft": value}
+    value, largest = loss.constant(classes), 1 / classes
+    if (shares := task.shares(config.data)) is not None:
+        value, largest = float(entr(shares).sum()), float(shares.max())
+    beside = {"test/accuracy": largest} if loss.labelled else {"test/loss_soft": value}
     return {"test/loss": value, **beside}
 
 

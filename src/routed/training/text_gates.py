@@ -226,8 +226,7 @@ GATES = Probe(
         ),
         "router/alike": Column(
             "mean cosine of\ntwo experts' outputs",
-            "Mean over held-out tokens and pairs of experts of the cosine of their outputs: 1 where all"
-            " experts say the same.",
+            "Mean cosine of the outputs of pairs of experts on held-out tokens: 1 where all say the same.",
             (-1.0, 1.0),
         ),
         "router/churn_router": Column(
@@ -238,8 +237,7 @@ GATES = Probe(
         ),
         "router/churn_features": Column(
             "churn by its features in the last interval",
-            "Share of probe tokens whose experts change when the features move and the router of the last"
-            " evaluation stays.",
+            "Share of probe tokens whose experts change as features move, by the router of the last evaluation.",
             SHARE,
         ),
     },

@@ -189,8 +189,7 @@ TEST_ROWS = Probe(
     columns={
         "router/entropy_test": Column(
             "entropy of a test token's gate (nats)",
-            "Mean over the tokens of the test rows of the entropy of the softmax of the scores: 0 is a sharp"
-            " gate, log E a uniform one.",
+            "Mean entropy of the softmax of scores over test tokens: 0 is a sharp gate, log E a uniform one.",
             AT_LEAST_0,
         ),
         "router/entropy_test_std": Column(

@@ -1,8 +1,7 @@
 """Convolutions of 3 x 3 (or 1 x 1) positions and their gradients, as products with windows and shifted sums.
 
 Twin: `plain_convolution`, which all platforms but CPUs run.
-Measured: XLA:CPU takes 30 times as long for the gradient of a convolution within a loop. A step of MobileNetV2 of width
-8 on one core takes 91 ms with shifted products, 157 with gradients of slices (`python -m routed.bench images`).
+Measured in November 2026: XLA:CPU takes 30 times as long for the gradient of a convolution within a loop.
 Delete when: the gradient of `jax.lax.conv_general_dilated` within a loop is as fast on CPUs.
 """
 

@@ -80,6 +80,17 @@ def draw(fixed: Any, cluster_key: PRNGKeyArray | None, noise_key: PRNGKeyArray, 
     return jax.random.permutation(cluster_key, train)[index % train]
 
 
+def shares(data) -> np.ndarray | None:
+    """Returns the shares of the classes among the test sentences; None where the files are not, as for a report."""
+    try:
+        source(data)
+    except UserError:
+        return None
+    numbers = np.asarray(draw((), None, jax.random.key(0), data.test_samples, data))
+    labels = shared_arrays(data).label[numbers]
+    return np.bincount(labels, minlength=len(data.labels)) / len(labels)
+
+
 def batch(world: World, draws: Array, data) -> Batch:
     """Returns x = the embedding, as the only patch of a sample; y = the class, one-hot; cluster = the language."""
     x, label, language = (jnp.asarray(array)[draws] for array in world.shared)
@@ -105,6 +116,7 @@ TASK = Task(
     outputs=lambda data: len(data.labels),
     shared=shared_arrays,
     same_tests=True,
+    shares=shares,
     digest=digest_of,
     about=lambda data: f"data.sentences={data.sentences}, labels {', '.join(data.labels)}",
     reads=("clusters", "directory", "fresh"),

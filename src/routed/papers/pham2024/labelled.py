@@ -122,7 +122,7 @@ def _rows(data: ConfigDict, tokenizer: tokenizers.Tokenizer, rows: list[Row], pa
     if missing := [name for name in data.labels if name not in {classed[i].label for i in used}]:
         classes = sorted({row.label for row in rows})
         if len(classes) < 2:
-            only = f"have the label {classes[0]!r}" if rows else "are in a part before it too"
+            only = f"have the label {classes[0]!r}" if rows else "are in a part before it too, or there are none"
             raise UserError(
                 f"{data.table}: all texts to {PURPOSE[part]} {only}; a classifier needs two classes or more"
             )
