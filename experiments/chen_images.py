@@ -142,7 +142,7 @@ def _large(width: float, epochs: float):
     return changes
 
 
-def steps_of(epochs: float, images: int = 50000, batch: int = 128) -> int:
+def steps_of(epochs: float, images: float = 50000, batch: int = 128) -> int:
     """Steps of so many epochs, a multiple of 5."""
     return max(5, int(epochs * images / batch) // 5 * 5)
 
@@ -154,7 +154,10 @@ SCALES: Scales = {
     },
     "default": lambda config: {},
     "gpu": _large(0.5, 20),
-    "paper": lambda config: {**_large(1, 50)(config), "gate.horizon": 1.0},
+    "paper": lambda config: {
+        **_large(1, 50)(config), "gate.horizon": 1.0,
+        **({"steps": steps_of(50, 1e5), "eval_every": steps_of(50, 1e5) // 5} if config.figure == "gates" else {}),
+    },
 }  # fmt: skip
 
 

@@ -343,11 +343,11 @@ ACTIVATIONS = Figure(
 def claim_signals(config: ConfigDict) -> tuple[Claim, ...]:
     """What Figs. 3 to 5 say in words, and the lemmas."""
     order = Writer(comparability(config), "signals/expert_feature", SETTINGS["1"] | CUBIC, "difference").order
-    names = ("expert_second", "expert_centre", "router_feature", "router_centre")
-    second, centre, router_feature, router_centre = (LEARNED | {"metric": f"signals/{name}"} for name in names)
+    names = ("expert_centre", "router_feature", "router_centre")
+    centre, router_feature, router_centre = (LEARNED | {"metric": f"signals/{name}"} for name in names)
     return (
-        order("chen.fig4.one-feature", "a non-linear expert aligns with one feature more than with any other",
-              "Figs. 4 and 5", second, LEARNED),
+        order("chen.fig4.one-feature", "a non-linear expert has less of a second feature than a linear one",
+              "Figs. 4 and 5", LEARNED | CUBIC, LEARNED | LINEAR, metric="signals/expert_others", at=SETTINGS["1"]),
         order("chen.fig4.no-centre", "a non-linear expert aligns with its feature more than with any centre",
               "Figs. 4 and 5", centre, LEARNED),
         order("chen.fig4.router", "the router of non-linear experts aligns with centres more than with features",
@@ -371,7 +371,7 @@ def claim_signals(config: ConfigDict) -> tuple[Claim, ...]:
 def draw_signals(config: ConfigDict) -> tuple[dict, ...]:
     """Entropy in both settings; in setting 1 products with signals, alignment and what the lemmas bound."""
     lines = dict(zip(("non-linear", "linear"), mixtures(("1",)).values(), strict=True))
-    experts = ("signals/expert_feature", "signals/expert_second", "signals/expert_centre")
+    experts = ("signals/expert_feature", "signals/expert_others", "signals/expert_centre")
     alignment = (*experts, "signals/router_feature", "signals/router_centre", "router/group_hit")
     lemmas = ("theory/lemma51", "theory/lemma_c4", "theory/row_sum")
     return (
@@ -384,7 +384,7 @@ def draw_signals(config: ConfigDict) -> tuple[dict, ...]:
 
 SIGNALS = Figure(
     "Figs. 3, 4 and 5, the lemmas: what experts and router align with over training",
-    changes={"eval_every": 25, "stop.rise": 0.0},
+    changes={"eval_every": 25, "stop.rise": 0.0, "seed": 40},  # a claim came after seeds 0 to 9 were seen
     sweep=lambda config: tuple(mixtures(("1", "2")).values()),
     claims=claim_signals,
     plots=draw_signals,

@@ -93,7 +93,7 @@ _THEIRS: Point = {
 SCALES: Scales = {
     "smoke": lambda config: {
         **lm.SCALES["smoke"](config), "data.name": "labelled", "data.table": "artificial",
-        "arms": ("learned", "compete", "frozen"), "steps": 20, "eval_every": 10,
+        "arms": ("learned", "compete", "frozen"), "steps": 20, "eval_every": 10, "selection.competition_rate": 0.0,
     },
     "default": lambda config: {},
     "gpu": lambda config: {**lm.SCALES["gpu"](config), **_THEIRS},

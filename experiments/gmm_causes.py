@@ -41,6 +41,7 @@ Smoke runs (half a minute) have few steps, and samples that are not fresh. Cost 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
@@ -147,18 +148,13 @@ SPURIOUS = Figure(
 
 # The mixture against dense nets
 
-#: The dense nets of one expert's parameters and of the whole layer's.
-DENSE = {"dense-active": "of one expert's parameters", "dense-total": "of all parameters"}
-
 
 def claim_dense(config: ConfigDict) -> Iterator[Claim]:
-    """The paper's order against both dense nets after each number of steps, and that longer training turns it."""
+    """Returns the paper's order of the mixture and both dense nets after each number of steps."""
     for at in product(steps=DEEP_STEPS[config.scale]):
-        write = Writer(comparability(config), at=at, prefix="dikkala.causes.")
-        for name, network in DENSE.items():
-            statement = f"{at['steps']:,} steps: learned beats the dense net {network}"
-            paper = "better" if name == "dense-active" else "slightly worse"
-            yield write.order(f"{name}.{at['steps']}", statement, paper, LEARNED, {"arm": name.replace("-", "_")})
+        write, steps = Writer(comparability(config), at=at, prefix="dikkala.causes."), at["steps"]
+        for claim in gmm.dense_claims(write):
+            yield dataclasses.replace(claim, id=f"{claim.id}.{steps}", statement=f"{steps:,} steps: {claim.statement}")
 
 
 DEEP = Figure(

@@ -18,9 +18,9 @@ Rules fixed beforehand, none of which looks at learned against frozen.
               never evaluated. No conclusion about a side that lost with a rate at the edge of the grid. Seeds 500 to
               509.
   controls    the fair controls for which a method has what they need: as sharp as learned, rows from examples; and
-              k-means of the inputs and nearest examples, trained and evaluated top-1 whatever the method, as a
-              partition that needs none of it. frozen_top1 is no control here: every method is evaluated as it trains
-              already.
+              k-means and nearest examples, trained and evaluated top-1 whatever the method: of the inputs, but of
+              fresh features for MLP and convolution; the sigmoid's bias goes on moving. frozen_top1 is no control:
+              every method is evaluated as it trains already.
   base rates  Adam, 3.2e-3 for routers and 3.2e-4 for experts (Fig. 2a), batch 64, 20,000 steps.
   noise       as published where it is: uniform on [0, 1] in the choice only (Chen et al. 2022), learned Gaussian
               (Shazeer et al. 2017), jitter .01 (Fedus et al. 2022).

@@ -110,6 +110,7 @@ def test_epochs_of_the_last_phase_count(config, tmp_path):
         tmp_path,
     )
     assert rows["train/steps"].iloc[-1] == (100 + 3) * 4  # the arm's own phases
+    assert rows["patches/expert_steps"].iloc[-1] == 3 * 4
     phases = phases_of(override(config, FIRST))
     at = [int(active_phase(phases, jnp.int32(step), jax.random.key(0), 4)) for step in (0, 7, 8, 39)]
     assert at == [0, 0, 1, 1]

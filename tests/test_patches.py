@@ -346,7 +346,7 @@ def test_products_with_signals_by_hand(monkeypatch):
     )
     means = {
         "expert_feature": 2,
-        "expert_second": 0.55,
+        "expert_others": (0.1 / 2 + 1 / 2) / 2,
         "expert_centre": 1.5,
         "router_feature": 2.5,
         "router_centre": 5,
@@ -357,7 +357,7 @@ def test_products_with_signals_by_hand(monkeypatch):
     assert found["scores"].tolist() == [[12.0, -3.0]] * patches.LEMMA_SAMPLES
     # Largest signed products: 2 and .1; 0 and 1. If the first filter is of class 0: 0 and .1; 2 and 0.
     assert found["groups"].tolist() == [0, 1] and seen(2)["groups"].tolist() == [1, 0]
-    experts_only = {"signals/expert_feature", "signals/expert_second", "signals/expert_centre"}
+    experts_only = {"signals/expert_feature", "signals/expert_others", "signals/expert_centre"}
     assert set(seen(1, filters[1], {})) == experts_only
     # Weights on all patches at once, or on hidden features, have nothing to compare.
     assert set(seen(1, router={"kernel": jnp.ones((12, 2))})) == experts_only

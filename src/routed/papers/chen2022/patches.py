@@ -72,9 +72,9 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
 
     `products` [4, experts, clusters]: max_j |<w_mj, v_k>| of experts with features and with centres, then |<theta_m,
     v_k>| and |<theta_m, c_k>| of the router (Figs. 4 and 5). Columns `signals/` are means over experts of each expert's
-    largest product, and of the second largest product with features. `groups` [experts]: the cluster whose feature the
-    filters of an expert favour, which at step 0 predicts the cluster that the expert will serve (Theorem 4.2). Only for
-    experts and routers whose weights are patches. The key is consumed.
+    largest product, and of its second largest product with features over the largest. `groups` [experts]: the cluster
+    whose feature the filters of an expert favour, which at step 0 predicts the cluster that the expert will serve
+    (Theorem 4.2). Only for experts and routers whose weights are patches. The key is consumed.
     """
     basis, experts = world.fixed, params["experts"].get("Dense_0", {}).get("kernel", jnp.zeros((1, 1)))
     dim = basis.features.shape[1]
@@ -86,7 +86,7 @@ def watch(params, world: World, test: Batch, key: PRNGKeyArray) -> dict[str, Arr
     two = jnp.sort(strongest[0], axis=1)[:, -2:]
     columns = {
         "signals/expert_feature": two[:, 1].mean(),
-        "signals/expert_second": two[:, 0].mean(),
+        "signals/expert_others": (two[:, 0] / jnp.maximum(two[:, 1], 1e-12)).mean(),
         "signals/expert_centre": strongest[1].max(1).mean(),
     }
     outputs = test.y.shape[1]
@@ -206,10 +206,10 @@ TASK = Task(
             "Largest inner product of a filter of an expert with a cluster's feature vector.",
             bounds=AT_LEAST_0,
         ),
-        "signals/expert_second": Column(
-            "second largest product of an expert\nwith a feature",
-            "Second largest inner product of an expert with feature vectors: small where it specialised.",
-            bounds=AT_LEAST_0,
+        "signals/expert_others": Column(
+            "second product of an expert with a feature,\nover the largest",
+            "Second largest inner product of an expert with feature vectors, over its largest: 0 for one alone.",
+            bounds=SHARE,
         ),
         "signals/expert_centre": Column(
             "largest product of an expert\nwith a centre",

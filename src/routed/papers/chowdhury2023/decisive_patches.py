@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Scalar
 
 from routed.contracts import AT_LEAST_0, SHARE, Column, Routing, SoftRouting
+from routed.training.phases import phases_of, steps_per_epoch
 from routed.training.probes import Block, Evaluation, Probe
 from routed.training.sample_problem import EVALUATION_DISPATCH, SampleProblem
 
@@ -25,6 +27,9 @@ ALL_PATCHES = {
     )
 }
 COLUMNS: dict[str, Column] = {
+    "patches/expert_steps": Column(
+        "steps of the experts\nuntil the run stopped", "Training steps without those of the router alone.", AT_LEAST_0
+    ),
     "test/success": Column(
         f"share of runs with a test\naccuracy of at least {SUCCESS:g}",
         "Share of runs that have at least .95 of the test samples right: the success that Chowdhury et"
@@ -145,10 +150,14 @@ def _success(evaluation: Evaluation) -> dict[str, Array]:
 
 
 def _patches(evaluation: Evaluation) -> dict[str, Array]:
-    """Returns the columns `patches/`."""
+    """Returns the columns `patches/`. Earlier phases than the last train the router alone."""
     problem = evaluation.problem
+    *earlier, _ = phases_of(problem.config)
+    ends = [phase.end(steps_per_epoch(evaluation.inputs.config)) for phase in earlier]
+    before = functools.reduce(jnp.maximum, ends, jnp.int32(0))
+    steps = {"patches/expert_steps": jnp.maximum(evaluation.step - before, 0).astype(jnp.float32)}
     decisive, takes = problem.task.decisive, problem.experts_choose
-    return columns(evaluation.routing, takes, evaluation.batch.cluster, decisive, evaluation.params)
+    return steps | columns(evaluation.routing, takes, evaluation.batch.cluster, decisive, evaluation.params)
 
 
 SUCCESS_SHARE = Probe(
