@@ -242,6 +242,15 @@ def test_a_checkpoint_of_other_data_is_refused_before_there_is_a_row(
     same(table(work), table(finished))
 
 
+def test_a_batch_that_more_devices_began_goes_on(finished, run, refused, saves, tmp_path):
+    """Four runs at a time, stopped behind step 20; then two at a time: the four go on together."""
+    saves.then = lambda count: os.kill(os.getpid(), signal.SIGTERM) if count == 2 else None
+    refused(work := tmp_path / "work", "--config.mesh.runs_per_batch=4")
+    run(work)
+    assert saves == [10, 20, 30] and "from step 20\n" in logged(work)
+    same(table(work), table(finished))
+
+
 def test_progress_knows_all_batches_and_what_was_done_before(run, refused, saves, tmp_path, monkeypatch):
     """6 runs, 2 at a time, of 3 chunks each; the signal comes after the second chunk."""
     followed = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -50,13 +50,13 @@ TRACED, STRIDE = "trace", "trace.every"
 LastRows = Mapping[str, dict[str, Any]]
 
 
-def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0) -> list[Group]:
+def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0, saved: Collection[str] = ()) -> list[Group]:
     """Groups with the size of their batches: as many runs as the config says, fewer if memory is short.
 
-    `memory` is the memory of a host's devices together; 0: of this machine.
+    `memory`: of a host's devices together; 0: of this machine. The runs `saved` in a checkpoint stay one batch.
 
     Raises:
-      UserError: not even one run a device fits into memory.
+      UserError: not even one run a device fits into memory, or devices share a run where several are saved.
     """
     memory, devices, local_devices = memory or limits.memory(mesh), mesh.shape["run"], limits.devices_here(mesh)
     default = TOGETHER if platform_of(mesh) == "cpu" else TOGETHER_EACH * devices
@@ -71,6 +71,9 @@ def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0) -> list[Group]:
         most = max(most // devices, 1) * devices
         # Batches of equal size: padding falls on the last devices, which would have nothing to do.
         equal = math.ceil(len(members) / math.ceil(len(members) / most))
+        equal = max(equal, saved_here := sum(run.key in saved for run in members))
+        if saved_here > 1 and mesh.size > devices:
+            raise UserError(f"devices share a run, and the checkpoint has {saved_here} runs: set config.mesh.data=1")
         name = "/".join(dict.fromkeys(run.arm for run in members))
         if problem.models[config.model].routed:
             name = f"{name} E={config.experts.count}"
@@ -122,8 +125,9 @@ def _run(
     watching: Watching,
 ) -> None:
     """Trains the runs that are not `done`, batch by batch. `last_rows` are those of finished runs that others need."""
-    all_groups, by_key = make_groups(runs, mesh), {run.key: run for run in runs}
-    schedule, saved = Schedule(all_groups, done), checkpoint.agreed(workdir / "checkpoints")
+    by_key, saved = {run.key: run for run in runs}, checkpoint.agreed(workdir / "checkpoints")
+    all_groups = make_groups(runs, mesh, saved=saved.meta["runs"] if saved else ())
+    schedule = Schedule(all_groups, done)
     if saved and (lost := {*saved.meta["runs"]} - by_key.keys() - done):
         raise UserError(
             f"{workdir}/checkpoints holds {len(lost)} unfinished runs of another command, which this one would lose:"
@@ -268,15 +272,8 @@ def _compile(group: Group, mesh: Mesh) -> CompiledGroup:
     log.info("compiling %s, for %d runs in batches of %d", group.name, len(group.runs), group.size)
     compiled = compile_group(group.config, group.pool, group.size, mesh)
     effort = ", with little effort, as its runs are brief" if compiled.brief else ""
-    log.info(
-        "compiled %s in %.1f s%s: over %d devices (%s), %.0f MB a batch",
-        group.name,
-        compiled.seconds,
-        effort,
-        compiled.devices,
-        compiled.batching,
-        compiled.bytes / 1e6,
-    )
+    how = f"over {compiled.devices} devices ({compiled.batching}), {compiled.bytes / 1e6:.0f} MB a batch"
+    log.info("compiled %s in %.1f s%s: %s", group.name, compiled.seconds, effort, how)
     return CompiledGroup(group.name, compiled, data)
 
 
@@ -290,8 +287,7 @@ def traced_of(run: Run, last_rows: LastRows, needed: list[Run]) -> dict[str, Any
     if (match := ARMS[run.arm].match) is not None:
         source = next(r for r in needed if r.arm == match.source and r.tuning == run.tuning)
         if match.metric not in (row := last_rows[source.key]):
-            metrics = [name for name in row if "/" in name]
-            hint = nearest(match.metric, metrics)
+            hint = nearest(match.metric, [name for name in row if "/" in name])
             raise UserError(f"the arm {run.arm} matches {match.metric}, which no run has{hint}")
         values[match.setting] = float(row[match.metric])
     return values

@@ -67,7 +67,7 @@ class Schedule:
         i, _ = positions[0] or (-1, -1)
         ready = {position for _, position in self.ready[i]}
         batch = [p[1] for p in positions if p is not None and p[0] == i and p[1] in ready]
-        if len(batch) < len(keys) or len(keys) > self.groups[i].size:
+        if len(batch) < len(keys):
             return None
         self.ready[i] = [entry for entry in self.ready[i] if entry[1] not in batch]
         heapq.heapify(self.ready[i])
