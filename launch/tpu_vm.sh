@@ -73,6 +73,8 @@ esac
 software=${version:-$software} poll=${POLL:-30} tpus=(gcloud compute tpus) where=("--zone=$zone")
 [[ ! $project ]] || where+=("--project=$project")
 
+errors=$(mktemp)
+trap 'rm -f "$errors"' EXIT
 exec 3>&1
 execute() { # or print, also where the output is asked for
   if [[ $dry_run ]]; then quote "$@" >&3; else "$@" 3>&-; fi
@@ -97,16 +99,22 @@ down() {
     execute "${tpus[@]}" tpu-vm delete "$name" "${where[@]}" --quiet
   fi
 }
-state() { # nothing if there is no such VM
+state() { # nothing if there is no such VM; fails if gcloud cannot tell
+  local said
   if [[ $queued ]]; then
     execute "${tpus[@]}" queued-resources describe "$name" "${where[@]}" '--format=value(state.state)'
   else
     execute "${tpus[@]}" tpu-vm describe "$name" "${where[@]}" '--format=value(state)'
-  fi 2> /dev/null || true
+  fi 2> "$errors" || { said=$(< "$errors"); [[ $said = *NOT_FOUND* ]] || { echo "$said" >&2; return 1; }; }
 }
 
 up() {
   local now archive=${TMPDIR:-/tmp}/routed-$name.tgz
+  # Before there is a VM to pay for. Git lists files that were deleted here, too.
+  execute bash -o pipefail -c "cd $(quote "$(dirname "$0")/..") &&\
+ git ls-files -z --cached --others --exclude-standard |\
+ while IFS= read -rd '' file; do [[ ! -e \$file && ! -L \$file ]] || printf '%s\\0' \"\$file\"; done |\
+ tar -czf $(quote "$archive") --null -T -"
   while true; do
     now=$(state)
     case $now in
@@ -117,8 +125,6 @@ up() {
       *) echo "$name is $now" >&2; sleep "$poll" ;;
     esac
   done
-  execute bash -o pipefail -c "cd $(quote "$(dirname "$0")/..") &&\
- git ls-files -z --cached --others --exclude-standard | tar -czf $(quote "$archive") --null -T -"
   execute "${tpus[@]}" tpu-vm scp "$archive" "$name:routed.tgz" "${where[@]}" --worker=all
   on all "mkdir -p routed && tar -xzf routed.tgz -C routed && cd routed && python3 -m pip install -q uv &&\
  python3 -m uv venv -q --allow-existing --python 3.11 && python3 -m uv pip install -q --python .venv -e '.[tpu,gcs]'"
@@ -134,14 +140,15 @@ run() {
 }
 stop() { on all "kill \$(cat routed/run.pid) 2> /dev/null || echo 'no run goes on here'"; }
 log() {
-  local code
+  local code now
   while true; do
     code=0
     on 0 "cd routed && [ -e run.pid ] || { echo 'error: nothing was run here; start it with run' >&2; exit 102; };\
  tail -n +1 -F --pid=\$(cat run.pid) run.log; sleep 1; exit \$((100 + \$(cat run.code || echo 1)))" || code=$?
     [[ ! $dry_run ]] || return 0
     ((code < 100 || code == 255)) || return $((code - 100))
-    [[ $(state) =~ ^(READY|ACTIVE)$ ]] || return 1
+    until now=$(state); do sleep "$poll"; done # the network may be down here
+    [[ $now =~ ^(READY|ACTIVE)$ ]] || return 1
     sleep "$poll" # the connection broke, the VM is there
   done
 }
@@ -153,16 +160,18 @@ fetch() {
     execute gcloud storage rsync --recursive '--exclude=^compiled/' "$from" "$to"
   else
     [[ $from != runs ]] || to=.
-    [[ $from = /* ]] || from=routed/$from
+    [[ $from = [/~]* ]] || from=routed/$from
     execute mkdir -p "$to"
     execute "${tpus[@]}" tpu-vm scp --recurse "$name:$from" "$to" "${where[@]}" --worker=0
   fi
 }
 
 preempted() { # the VM tells some time after the run
+  local now
   for _ in 1 2 3 4; do
     sleep "$poll"
-    [[ ! $(state) =~ ^(PREEMPTED|TERMINATED|SUSPENDING|SUSPENDED)$ ]] || return 0
+    until now=$(state); do sleep "$poll"; done
+    [[ ! $now =~ ^(PREEMPTED|TERMINATED|SUSPENDING|SUSPENDED)$ ]] || return 0
   done
   return 1
 }

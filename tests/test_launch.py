@@ -32,7 +32,7 @@ printf '%s\\0' "${0##*/}" "$@" $'\\x1e' >> "$FAKES/record"  # without a newline 
 [[ ! ${FAIL-} || ! "$*" =~ $FAIL ]] || exit 9
 """
 
-#: States come from a list, of which the last one stays ('-': no such VM). Worker 0 is lost as often as $FAKES/lost has
+#: States come from a list, of which the last one stays ('-': no such VM; '?': no answer). Worker 0 is lost as often as $FAKES/lost has
 #: lines, and what $FAKES/refused says, as often as it says it, is refused.
 GCLOUD = """
 all=$*
@@ -42,6 +42,7 @@ case $all in
     state=$(head -n 1 "$FAKES/states")
     [[ $(wc -l < "$FAKES/states") = 1 ]] || sed -i 1d "$FAKES/states"
     [[ $state != - ]] || { echo "NOT_FOUND" >&2; exit 1; }
+    [[ $state != '?' ]] || { echo "no network" >&2; exit 1; }
     echo "$state" ;;
   *" ssh "*)
     if [[ $all == *"tail "* && -s $FAKES/lost ]]; then sed -i 1d "$FAKES/lost"; exit 255; fi
@@ -174,7 +175,7 @@ def test_shellcheck_and_bash_find_nothing(tmp_path):
         subprocess.run(["bash", "-n", file], check=True)
     shellcheck = [pathlib.Path(sysconfig.get_path("scripts"), "shellcheck"), "--severity=style"]
     subprocess.run([*shellcheck, *files, tmp_path / "setup"], check=True)
-    subprocess.run([*shellcheck, "--exclude=SC2086", tmp_path / "run"], check=True)  # $COMMAND is to be split
+    subprocess.run([*shellcheck, tmp_path / "run"], check=True)
     assert all(os.access(LAUNCH / script, os.X_OK) for script in SCRIPTS if script.endswith(".sh"))
 
 
@@ -443,11 +444,12 @@ def test_tpu_dry_run_of_one_host(fakes):
     done = fakes.run("tpu_vm.sh", "all", "--dry_run", *ONE)
     assert (done.returncode, done.stderr) == (0, "")
     lines = words(done.stdout)
-    assert names(lines, one(fakes))[:2] == ["describe", "create"]
-    assert lines[2] == [
+    assert names(lines, one(fakes))[1:3] == ["describe", "create"]
+    assert lines[0] == [
         "bash", "-o", "pipefail", "-c",
-        f"cd launch/.. && git ls-files -z --cached --others --exclude-standard | tar -czf "
-        f"{fakes.folder}/routed-moe.tgz --null -T -",
+        "cd launch/.. && git ls-files -z --cached --others --exclude-standard |"
+        " while IFS= read -rd '' file; do [[ ! -e $file && ! -L $file ]] || printf '%s\\0' \"$file\"; done |"
+        f" tar -czf {fakes.folder}/routed-moe.tgz --null -T -",
     ]  # fmt: skip
     assert names(lines, one(fakes))[3:7] == ["copy", "install", "start", "log"]
     assert starts(lines[5], "--config=experiments/gmm_router.py", "--config.x=it's 1")
@@ -461,7 +463,7 @@ def test_tpu_dry_run_of_many_hosts(fakes):
     assert (done.returncode, done.stderr) == (0, "")
     lines = words(done.stdout)
     found = names(lines, many(fakes))
-    assert found[:2] + found[3:7] == ["describe", "create", "copy", "install", "start", "log"]
+    assert found[1:7] == ["describe", "create", "copy", "install", "start", "log"]
     assert starts(lines[5], "--config=x", "--workdir=gs://b/f/phase", "--coordinator=auto")
     assert lines[7] == ["mkdir", "-p", "runs/phase"]
     assert found[8:] == ["rsync", "delete"]
@@ -503,8 +505,8 @@ def test_tpu_fetch_from_another_folder(fakes, workdir, copied):
 def test_tpu_software_fits_the_type(fakes, kind, software):
     for option, expected in (("--spot", software), ("--version=mine", "mine")):
         done = fakes.run("tpu_vm.sh", "up", "--dry_run", *VM, f"--type={kind}", option)
-        assert f"--version={expected}" in words(done.stdout)[1]
-    assert "--spot" not in words(done.stdout)[1]
+        assert f"--version={expected}" in words(done.stdout)[2]
+    assert "--spot" not in words(done.stdout)[2]
 
 
 def checkout(fakes):
@@ -561,11 +563,11 @@ def test_tpu_failure_of_a_command_ends_it(fakes, fails):
     assert re.search(fails, " ".join(fakes.record("gcloud")[-1]))
 
 
-def test_tpu_without_git_copies_nothing(fakes):
-    fakes.write("states", "READY")
+def test_tpu_without_git_makes_nothing(fakes):
+    fakes.write("states", "-")
     done = fakes.run("tpu_vm.sh", "up", *ONE, GIT_CEILING_DIRECTORIES=str(fakes.folder))
     assert done.returncode == 128 and "not a git repository" in done.stderr
-    assert names(fakes.record("gcloud"), one(fakes)) == ["describe"]
+    assert not fakes.record("gcloud")
 
 
 def test_tpu_failed_run_keeps_the_vm_and_its_code(fakes):
@@ -590,6 +592,7 @@ def test_tpu_keep(fakes):
 
 @pytest.mark.parametrize("state", ["FAILED", "STOPPED", "UNKNOWN"])
 def test_tpu_that_will_not_come_back(fakes, state):
+    checkout(fakes)
     fakes.write("states", state)
     done = fakes.run("tpu_vm.sh", "up", *ONE)
     assert done.returncode == 2
@@ -629,6 +632,31 @@ def test_tpu_log_survives_a_broken_connection(fakes):
     log = fakes.run("tpu_vm.sh", "log", *VM)
     assert log.returncode == 0 and log.stdout.count("arguments") == 1
     assert names(fakes.record("gcloud"), one(fakes))[1:] == ["log", "describe"] * 2 + ["log"]
+
+
+def test_tpu_watch_waits_for_the_network_here(fakes):
+    """The network of this machine is down while the run goes on, and again while the VM is asked whether it was lost."""
+    checkout(fakes)
+    fakes.write("states", "READY", "?", "?", "READY", "?", "SUSPENDED", "SUSPENDED", "-", "READY")
+    fakes.write("lost", 1)
+    fakes.write("codes", 1, 0)
+    done = fakes.run("tpu_vm.sh", "all", "--watch", *ONE, "--workdir=gs://b/f/phase")
+    assert done.returncode == 0 and done.stderr.splitlines() == [
+        *["no network"] * 3, "moe was preempted: making it again",
+    ]  # fmt: skip
+    fakes.write("states", "?")
+    asked = fakes.run("tpu_vm.sh", "up", *ONE)
+    assert asked.returncode == 1 and asked.stderr == "no network\n"  # it is not made
+
+
+def test_tpu_up_copies_no_file_that_was_deleted(fakes):
+    checkout(fakes)
+    fakes.write("states", "READY")
+    subprocess.run(["git", "add", "--all"], cwd=fakes.checkout, check=True)
+    (fakes.checkout / "my router.py").unlink()
+    assert fakes.run("tpu_vm.sh", "up", *ONE).returncode == 0
+    copied = fakes.folder / "worker/routed"
+    assert (copied / ".gitignore").exists() and not (copied / "my router.py").exists()
 
 
 def test_tpu_watch_makes_a_preempted_vm_again_and_runs_the_same_command(fakes):
@@ -819,6 +847,8 @@ def test_slurm_does_not_queue_again_what_just_ended(fakes):
     [
         ({}, ["--config=experiments/gmm_router.py"]),
         ({"COMMAND": "--config=x --sweep=a=1,2"}, ["--config=x", "--sweep=a=1,2"]),
+        ({"COMMAND": "--config=x '--config.phases=until=5 train=router,train=experts'"},
+         ["--config=x", "--config.phases=until=5 train=router,train=experts"]),
         ({"WORKDIR": "gs://b/f"}, ["--config=experiments/gmm_router.py", "--workdir=gs://b/f"]),
         ({"SHARD": "3/8"}, ["--config=experiments/gmm_router.py", "--shard=3/8"]),
         (
