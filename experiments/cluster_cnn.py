@@ -31,8 +31,7 @@ Rules where both are silent, set on seeds from 5000 on.
   horizon     1: no verdict asks about longer training, as the number of steps belongs to the protocol.
 
 Cost on 2 free cores, minutes: headline 16, printed 25, activations 7, signals 3.5, picture .5, factors 17. Beside other
-work: techniques 9, sizes 19. A mixture takes 3 seconds a seed, a single model of 128 filters 7, of 512 a
-minute (docs/measurements/cluster.md).
+work: techniques 9, sizes 19. A mixture takes 3 seconds a seed, a single model of 128 filters 7, of 512 a minute.
 
 Found (docs/results/chen2022.md, without_page.md): 14 of 16 numbers of Table 3's mixtures are reproduced, 1 of 4 of
 Table 9, 6 of 18 of Tables 7 and 8 (7 are open), all orders and Theorem 4.1. As printed, linear experts do better than

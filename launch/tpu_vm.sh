@@ -126,7 +126,8 @@ up() {
     esac
   done
   execute "${tpus[@]}" tpu-vm scp "$archive" "$name:routed.tgz" "${where[@]}" --worker=all
-  on all "mkdir -p routed && tar -xzf routed.tgz -C routed && cd routed && python3 -m pip install -q uv &&\
+  on all "mkdir -p routed && tar -xzf routed.tgz -C routed && cd routed &&\
+ echo $(git -C "$(dirname "$0")/.." describe --always --dirty --abbrev=12 2> /dev/null) > commit && python3 -m pip install -q uv &&\
  python3 -m uv venv -q --allow-existing --python 3.11 && python3 -m uv pip install -q --python .venv -e '.[tpu,gcs]'"
 }
 

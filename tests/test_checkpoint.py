@@ -80,7 +80,10 @@ def test_a_copy_of_a_folder_is_whole_or_absent(tmp_path, monkeypatch):
     left = target.with_name(".run.writing")
     left.mkdir()
     (left / "stale").write_text("")
+    order = []
+    monkeypatch.setattr(pathlib.Path, "write_bytes", lambda path, data: [order.append(path.name), write(path, data)])
     files.copy(source, target)
+    assert order == ["w", "meta.json"]  # in a bucket files appear one by one, and meta.json says that all are there
     assert [*target.parent.iterdir()] == [target] and files.digest(target) == files.digest(source)
 
 

@@ -17,6 +17,7 @@ import time
 import pytest
 import yaml
 
+from routed.system import provenance
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.slow  # processes, or several programs to compile
@@ -32,8 +33,8 @@ printf '%s\\0' "${0##*/}" "$@" $'\\x1e' >> "$FAKES/record"  # without a newline 
 [[ ! ${FAIL-} || ! "$*" =~ $FAIL ]] || exit 9
 """
 
-#: States come from a list, of which the last one stays ('-': no such VM; '?': no answer). Worker 0 is lost as often as $FAKES/lost has
-#: lines, and what $FAKES/refused says, as often as it says it, is refused.
+#: States come from a list, of which the last one stays ('-': no such VM; '?': no answer). Worker 0 is lost as often as
+#: $FAKES/lost has lines, and what $FAKES/refused says, as often as it says it, is refused.
 GCLOUD = """
 all=$*
 if [[ -s $FAKES/refused && $all == *" $(head -n 1 "$FAKES/refused") "* ]]; then sed -i 1d "$FAKES/refused"; exit 1; fi
@@ -360,7 +361,7 @@ MANY = (
 )
 TPUS = ["gcloud", "compute", "tpus"]
 INSTALL = (
-    "mkdir -p routed && tar -xzf routed.tgz -C routed && cd routed && python3 -m pip install -q uv &&"
+    "mkdir -p routed && tar -xzf routed.tgz -C routed && cd routed && echo  > commit && python3 -m pip install -q uv &&"
     " python3 -m uv venv -q --allow-existing --python 3.11 &&"
     " python3 -m uv pip install -q --python .venv -e '.[tpu,gcs]'"
 )
@@ -563,6 +564,14 @@ def test_tpu_failure_of_a_command_ends_it(fakes, fails):
     assert re.search(fails, " ".join(fakes.record("gcloud")[-1]))
 
 
+def test_a_copy_without_git_knows_its_commit(tmp_path, monkeypatch):
+    (folder := tmp_path / "src/routed/system").mkdir(parents=True)
+    monkeypatch.setattr(provenance, "__file__", str(folder / "provenance.py"))
+    assert provenance.provenance()["commit"] == "unknown"
+    (tmp_path / "commit").write_text("0123456789ab-dirty\n")
+    assert provenance.provenance()["commit"] == "0123456789ab-dirty"
+
+
 def test_tpu_without_git_makes_nothing(fakes):
     fakes.write("states", "-")
     done = fakes.run("tpu_vm.sh", "up", *ONE, GIT_CEILING_DIRECTORIES=str(fakes.folder))
@@ -635,7 +644,7 @@ def test_tpu_log_survives_a_broken_connection(fakes):
 
 
 def test_tpu_watch_waits_for_the_network_here(fakes):
-    """The network of this machine is down while the run goes on, and again while the VM is asked whether it was lost."""
+    """This machine has no network while the run goes on, and again while it asks whether the VM was lost."""
     checkout(fakes)
     fakes.write("states", "READY", "?", "?", "READY", "?", "SUSPENDED", "SUSPENDED", "-", "READY")
     fakes.write("lost", 1)
@@ -847,8 +856,10 @@ def test_slurm_does_not_queue_again_what_just_ended(fakes):
     [
         ({}, ["--config=experiments/gmm_router.py"]),
         ({"COMMAND": "--config=x --sweep=a=1,2"}, ["--config=x", "--sweep=a=1,2"]),
-        ({"COMMAND": "--config=x '--config.phases=until=5 train=router,train=experts'"},
-         ["--config=x", "--config.phases=until=5 train=router,train=experts"]),
+        (
+            {"COMMAND": "--config=x '--config.phases=until=5 train=router,train=experts'"},
+            ["--config=x", "--config.phases=until=5 train=router,train=experts"],
+        ),
         ({"WORKDIR": "gs://b/f"}, ["--config=experiments/gmm_router.py", "--workdir=gs://b/f"]),
         ({"SHARD": "3/8"}, ["--config=experiments/gmm_router.py", "--shard=3/8"]),
         (

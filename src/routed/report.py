@@ -52,6 +52,8 @@ def main(argv: list[str]) -> None:
     stored.ACCEPTS_EDITS.set(ACCEPT_EDITS.value)
     if FINDINGS.value and (OUT.value or DOCS.value or REJUDGE.value or STORE.value):
         raise UserError("--findings writes nothing: leave out --out, --docs, --rejudge and --store")
+    if FINDINGS.value and EXPERIMENT.value:
+        raise UserError("--findings prints stored verdicts: leave out --experiment, or judge again by routed report")
     if DOCS.value and OUT.value:
         raise UserError("--docs writes result pages, --out one page of workdirs: give one of them")
     if FINDINGS.value:

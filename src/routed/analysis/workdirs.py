@@ -175,7 +175,10 @@ def command_of(spec: str, module: types.ModuleType, config: ConfigDict, table: p
         values = {*table[key].unique()} if swept else {plain_value(value_of(config, key))}
         given = value_of(config, key) != value_of(defaults, key)
         if given or (values != file_values and key not in ("arms", "seeds", *figure.computed)):
-            text = PATHS.get(key) or ",".join(str(plain_value(value)) for value in sorted(values, key=str))
+            texts = [str(plain_value(value)) for value in sorted(values, key=str)]
+            if len(texts) > 1 and isinstance(value_of(config, key), tuple):
+                texts = [f"({text})" for text in texts]
+            text = PATHS.get(key) or ",".join(texts)
             flags.append(f"--config.{key}={text}" if len(values) == 1 else f"--sweep={key}={text}")
     path, arg = experiment.split(spec)
     stem = pathlib.Path(path).stem

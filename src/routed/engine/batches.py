@@ -266,7 +266,7 @@ def _drop_diverged(active: np.ndarray, losses: np.ndarray, runs: list[Run], step
     if good is not None and good.meta["runs"] == [run.key for run in runs]:
         for run in lost:
             with files.explained(copy := folder / f"{run.arm}-seed{run.seed}-{run.key}"):
-                if not copy.exists():
+                if not (copy / "meta.json").exists():
                     files.copy(good.path, copy)
         text = f"the last good checkpoint is {copy if len(lost) == 1 else folder}"
     names = ", ".join(f"{arm} {count}" for arm, count in collections.Counter(run.arm for run in lost).items())

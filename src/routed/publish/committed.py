@@ -57,10 +57,10 @@ def keep(
       UserError: the runs are of uncommitted code, or the kept values give another verdict than all rows.
     """
     described, (module, config) = results.stored_config(joined[0]), experiment_of(joined[0], named)
-    if described["commit"].endswith("-dirty"):
+    if (commit := described["commit"]) == "unknown" or commit.endswith("-dirty"):
         raise UserError(
-            f"{joined[0]} was run from code with uncommitted changes ({described['commit']}), so nobody can run it"
-            " again: commit them, and run it again"
+            f"{joined[0]} was run from code without a commit or with uncommitted changes ({commit}), so nobody can run"
+            " it again: commit them, and run it again"
         )
     claims, problem = experiment.figure_of(module, config).claims(config), problem_of(config)
     columns = per_seed.columns_read(claims, (problem.loss, problem.compared))

@@ -152,12 +152,12 @@ def remove(directory: pathlib.Path) -> None:
 
 
 def copy(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copies the tree `source` to the new folder `target`; on a disk `target` appears whole."""
+    """Copies the tree `source` to the new folder `target`: on a disk as a whole, in a bucket meta.json comes last."""
     temporary = target if remote(target) else target.with_name(f".{target.name}.writing")
     if temporary != target:
         remove(temporary)  # a kill may have left one
     try:
-        for path in _files_below(source):
+        for path in sorted(_files_below(source), key=lambda path: path.name == "meta.json"):
             copied = temporary / path.relative_to(source)
             copied.parent.mkdir(parents=True, exist_ok=True)
             copied.write_bytes(path.read_bytes())

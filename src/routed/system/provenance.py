@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import pathlib
 import platform
@@ -28,15 +29,12 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """Returns the commit of the source tree, with a mark for uncommitted changes."""
-    try:
+    """Returns the commit of the source tree, with a mark for uncommitted changes; a launcher writes it for a copy."""
+    folder, described = pathlib.Path(__file__).parent, ""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=pathlib.Path(__file__).parent,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return described.stdout.strip() or "unknown"
+            command, cwd=folder, capture_output=True, encoding="utf-8", timeout=10
+        ).stdout.strip()
+    copied = folder.parents[2] / "commit"
+    return described or (copied.read_text("utf-8").strip() if copied.exists() else "") or "unknown"
