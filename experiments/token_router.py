@@ -36,8 +36,8 @@ Rules, fixed before any evaluation seed of the headline ran:
 Expected (before any run): hash, learned and k-means within .05 nats of each other, frozen .02 behind, the dense twin
 last; a hash in the first two layers costs less than .01; a router frozen at a tenth of the steps is as good as one that
 learns on. Each further table of the hash is ahead (table 0 was seen). K-means fitted at a quarter, as sharp, is within
-.01 of learning. Testbed: the learned router misses the dialects (.04 of 2.08 nats; their oracle is .114 ahead);
-balancing gains .017, capacity 1.25 costs .02 to .08.
+.01 of learning. Found on the testbed: the learned router misses the dialects (.04 of 2.08 nats; their oracle is .114
+ahead); balancing gains .017, capacity 1.25 costs .03 to .08.
 """
 
 from __future__ import annotations
