@@ -159,6 +159,8 @@ def test_the_threshold_of_accuracy():
         ({"phases": ("until=1 train=router", "train=experts"), "model": "patch_cnn"},
          "phases=.*: trains a router, and model='patch_cnn' has none"),
         ({"loss": "scores", "experts.count": 1}, "loss='scores': sets experts apart, and experts.count=1"),
+        (FIRST | {"stop.rise": 0.02}, "stop.rise=0.02: compares all losses, and a phase has another loss"),
+        ({"model": "ensemble", "stop.errors": True}, "stop.errors=True: counts the wrong samples of one model"),
     ],
 )  # fmt: skip
 def test_impossible_epochs_are_refused_by_name(config, changes, words):
@@ -168,7 +170,7 @@ def test_impossible_epochs_are_refused_by_name(config, changes, words):
 
 
 def test_wrong_samples_of_no_sign_are_refused(config):
-    words = "stop.errors=True: counts wrong samples of a sign, which loss='squared' has none of"
+    words = "stop.errors=True: counts wrong signs, and loss='squared' has none"
     squared = {
         "data.name": "gmm",
         "model": "moe",

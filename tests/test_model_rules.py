@@ -139,6 +139,9 @@ def test_the_load_loss_by_hand():
         jnp.array([[0.0, 1.0], [9.0, 0.0]]), jnp.array([[0.0, 1.0], [9.0, 0.0]]), 1.0, 1, jnp.array([True, False])
     )
     assert float(padded) == pytest.approx(0.029129 / 0.329328**2, rel=1e-4)
+    # Equal shifts of a token's scores change nothing, so its gradients sum to 0: the threshold has one, too.
+    gradient = jax.grad(lambda scores: auxiliary(select(SelectionRule(k=1), scores), {"load": 1.0})[1]["load"])(scores)
+    assert float(gradient.sum()) == pytest.approx(0, abs=1e-6) and float(gradient[0, 1]) > 0.1
     config = override(base(), {"selection.name": "relu", "losses.load": 0.1})
     with pytest.raises(UserError, match=r"losses.load=0.1: selection.name=relu has no k; set it to 0"):
         AUXILIARY["load"].check(config)

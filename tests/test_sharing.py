@@ -1,8 +1,12 @@
 """Cores that share the rows of each run where the program decides about it (`mesh.data=0`)."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from routed.engine import sharing
+from routed.engine import devices, sharing
 from routed.plan.config import base
 from routed.plan.runs import plan_runs
 from routed.settings.tree import override
@@ -51,6 +55,14 @@ def test_little_work_for_many_parameters_is_not_shared(monkeypatch):
 
 def test_a_part_of_a_sweep_without_runs_shares_nothing():
     assert sharing.cores_of_a_run([]) == 1
+
+
+def test_leaves_without_an_axis_of_experts_are_on_all_devices():
+    """Adafactor keeps one number, [runs, 1], in place of a factor that it does not use."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("run", "data", "expert"))
+    tree = {"experts": {"decoder": {"gate": jnp.zeros((1, 2, 4, 8)), "factor": jnp.zeros((1, 1))}}}
+    of = jax.tree_util.tree_map_with_path(lambda path, leaf: devices.state_sharding(path, leaf, mesh).spec, tree)
+    assert of["experts"]["decoder"] == {"gate": P(None, None, "expert"), "factor": P()}
 
 
 def test_the_number_of_devices_is_in_no_key():

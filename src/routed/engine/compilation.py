@@ -109,7 +109,7 @@ def lower_group(config: ConfigDict, pool: int, runs: int, mesh: Mesh) -> Lowerin
         worlds, states = jax.eval_shape(start_runs, seeds, values, shared)
         by_state = by_run
         if is_spread:
-            by_state = jax.tree_util.tree_map_with_path(lambda path, a: state_sharding(path, mesh), states)
+            by_state = jax.tree_util.tree_map_with_path(lambda path, a: state_sharding(path, a, mesh), states)
         start = jax.jit(start_runs, out_shardings=(by_run, by_state)).lower(seeds, values, shared)
         worlds = _shaped(worlds, by_run)
         states = jax.tree.map(_shaped, states, by_state) if is_spread else _shaped(states, by_run)

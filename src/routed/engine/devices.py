@@ -155,8 +155,8 @@ def place_feed(sharding: NamedSharding, local: LocalSlice, whole: tuple[int, int
     return jax.tree.map(place_leaf, tree)
 
 
-def state_sharding(path: tuple[Any, ...], mesh: Mesh) -> NamedSharding:
+def state_sharding(path: tuple[Any, ...], leaf: Any, mesh: Mesh) -> NamedSharding:
     """The sharding of a leaf of the state: over the axis `expert` for experts and their optimiser state."""
-    axis = expert_axis(path)  # of one run; a batch of runs has one more in front
-    spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * (axis + 1), EXPERT)
+    axis = expert_axis(path)  # of one run; a batch of runs has one more in front. Adafactor has leaves of one number.
+    spec = PartitionSpec() if axis is None or leaf.ndim < axis + 2 else PartitionSpec(*[None] * (axis + 1), EXPERT)
     return NamedSharding(mesh, spec)

@@ -85,7 +85,7 @@ def _load(inputs: LossInputs) -> Scalar:
     k: Any = min(max(1, len(routing.token) // len(scores)), scores.shape[1]) if isinstance(routing, Routing) else 1
     if isinstance(routing, Routing) and routing.chosen is not None:  # layers of fewer experts
         k = routing.chosen.reshape(len(scores), k).sum(1, keepdims=True)
-    return load(scores, jax.lax.stop_gradient(scores), inputs.losses.load_std, k, inputs.mask)
+    return load(scores, scores, inputs.losses.load_std, k, inputs.mask)  # the threshold has a gradient, too
 
 
 def _check_load(config: ConfigDict) -> None:

@@ -56,7 +56,10 @@ class Router(NamedTuple):
 
 
 def scale_kernel(params: Any, factor: Float[Array, ""] | float) -> Any:
-    """Scales the columns of `kernel` [F, E]; a factor of 0 makes all scores 0."""
+    """Scales the columns of `kernel` [F, E], of cosines `log_scale`; a factor of 0 makes all scores 0."""
+    if "log_scale" in params:  # the norms of the columns do not matter
+        params = params | {"log_scale": params["log_scale"] + jnp.log(jnp.where(factor == 0, 1.0, factor))}
+        factor = jnp.where(factor == 0, 0.0, 1.0)
     return params | {"kernel": params["kernel"] * factor}
 
 

@@ -134,17 +134,13 @@ def _check_stop(config: ConfigDict) -> None:
             for name, candidate in TASK_LOSSES.items()
             if "threshold" in candidate.settings and not candidate.of_scores
         ]
-        refuse(
-            "stop.errors",
-            True,
-            f"counts wrong samples of a sign, which loss={config.loss!r} has none of; use {' or '.join(fits)}",
-        )
+        refuse("stop.errors", True, f"counts wrong signs, and loss={config.loss!r} has none; use {' or '.join(fits)}")
+    if config.stop.errors and SAMPLE_MODELS[config.model].every:
+        refuse("stop.errors", True, f"counts the wrong samples of one model, model={config.model!r} has several")
+    if config.stop.rise and any("loss" in phase.changes for phase in phases_of(config)):
+        refuse("stop.rise", config.stop.rise, "compares all losses, and a phase has another loss; use stop.errors")
     if not routed and (loss.of_scores or any("router" in (phase.groups or ()) for phase in phases_of(config))):
         key, value = ("loss", config.loss) if loss.of_scores else ("phases", config.phases)
-        refuse(
-            key,
-            value,
-            f"trains a router, and model={config.model!r} has none; name arms with a router in --config.arms",
-        )
+        refuse(key, value, f"trains a router, and model={config.model!r} has none; name arms with one in --config.arms")
     if loss.of_scores and config.experts.count < 2:
         refuse("loss", config.loss, f"sets experts apart, and experts.count={config.experts.count}; use at least 2")
