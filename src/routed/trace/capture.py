@@ -26,6 +26,8 @@ from routed.trace.model_inputs import batches, bind_folder, check_ids, check_ver
 from routed.trace.readers import RouterOutput
 from routed.trace.writing import append, finish, parts_of
 
+#: The traces of an encoder-decoder.
+STACKS = ("encoder", "decoder")
 #: Tokens of a part, about: the most that a kill loses.
 PART = 1 << 16
 #: Scores of a part over layers and experts, at most: half a GiB of float32.
@@ -84,7 +86,7 @@ def capture(
                 append(
                     path,
                     **{key: [columns[member][key] for member in members] for key in columns[members[0]]},
-                    **_token_arrays(part if path.name != "decoder" else _shifted(model, part), begin, names),
+                    **_token_arrays(_shifted(model, part) if path.name == STACKS[1] else part, begin, names),
                     layers=members,
                     num_experts=columns[members[0]]["scores"].shape[1],
                     features=Features(sampled, values, *zip(*weights, strict=True)) if all(weights) else None,
@@ -96,7 +98,7 @@ def capture(
 
 def _stacks(folder: pathlib.Path, names: list[str]) -> dict[pathlib.Path, list[str]]:
     """Returns the routers of each trace by its folder; encoder and decoder have traces of their own."""
-    inside = {stack: [name for name in names if stack in name.split(".")] for stack in ("encoder", "decoder")}
+    inside = {stack: [name for name in names if stack in name.split(".")] for stack in STACKS}
     if all(inside.values()) and sum(map(len, inside.values())) == len(names):
         return {folder / stack: members for stack, members in inside.items()}
     return {folder: names}
