@@ -11,8 +11,8 @@ the gap of each confound.
     routed run --config=gmm_router:fig3         # a figure of the paper
     routed run --config=gmm_router:phase,smoke  # any figure, small
 
-Figures: --list. Scales: smoke (half a minute; without oracle and hash), default (2 CPU cores), paper (hours to days;
-more seeds, steps and sizes, since the paper states none of them).
+Figures: --list. Scales: smoke (half a minute, without oracle and hash), quick (2 minutes), default (2 CPU cores), paper
+(hours to days; more seeds, steps and sizes, since the paper states none of them).
 
 From the paper: 64 clusters, 64 experts, 24 dimensions, 10 outputs, depth-3 experts of width 96, linear router, soft in
 training, top-1 with weight exactly 1 at evaluation; SGD with momentum 0.9 and rates 1e-2 (experts), 1e-1 (router) for
