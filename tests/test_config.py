@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from routed.contracts import UserError
+from routed.engine import limits
 from routed.layer.auxiliary import AUXILIARY
 from routed.layer.rule import selection_rule
 from routed.plan.arms import ARMS
@@ -357,6 +358,12 @@ def test_two_parts_may_not_declare_a_key_differently(monkeypatch):
     monkeypatch.setitem(ROUTERS, "other", part)
     with pytest.raises(TypeError, match=r"router\.window: two parts declare it"):
         declared()
+
+
+def test_a_noisy_choice_has_a_soft_mixture(small):
+    """The noise moves choices alone; the soft mixture, which `test/loss_soft` evaluates, has none."""
+    config = canonical(override(small, {"router.noise": "uniform"}))
+    assert limits.bytes_of_run(config) > 0
 
 
 def test_no_part_is_known_by_its_name():

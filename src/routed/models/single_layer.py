@@ -17,7 +17,7 @@ from routed.contracts import Batch
 from routed.experts import EXPERTS
 from routed.layer.moe import CONTROL, MoE
 from routed.layer.rule import SelectionRule, selection_rule
-from routed.layer.selection import in_samples
+from routed.layer.selection import SELECTIONS, in_samples
 from routed.metrics.router import PROBE
 from routed.models.model import Model, Outputs, Site
 from routed.routers import ROUTERS, Flat, router_context
@@ -64,9 +64,8 @@ class _Functions:
             num_experts=config.experts.count,
             rule=rule,
             dispatch=dispatch,
-            noise=config.router.noise,
             balance_rate=rule.balance_rate,
-            **noise_settings(config),
+            **noise_settings(config, SELECTIONS[rule.name].chooses),
         )
 
     def context(self, batch: Batch, step) -> dict[str, Any]:

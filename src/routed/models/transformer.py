@@ -23,7 +23,7 @@ from routed.kernels.head_product import head_product
 from routed.layer.dispatch.parallel import DATA, EXPERT
 from routed.layer.moe import MoE
 from routed.layer.rule import SelectionRule
-from routed.layer.selection import group_of, groupless
+from routed.layer.selection import SELECTIONS, group_of, groupless
 from routed.models.attention import Attention, Kernel, PositionBias, causal_bias
 from routed.models.model import Site
 from routed.models.router_layers import Layers
@@ -197,8 +197,7 @@ def moe_layer(plan: Plan, stack: str, tokens: int) -> MoE:
             group_size=group_of(size, tokens), priority="causal" if stack == CAUSAL else plan.rule.priority
         ),
         dispatch=plan.dispatch,
-        noise=config.router.noise,
-        **noise_settings(config),
+        **noise_settings(config, SELECTIONS[plan.rule.name].chooses),
         balance_rate=plan.rule.balance_rate,
         mesh=plan.mesh,
         layer_rules=None if plan.layers is None else plan.layers.rules,

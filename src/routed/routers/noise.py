@@ -90,7 +90,10 @@ NOISES: dict[str, Noise] = {
 }
 
 
-def noise_settings(config: ConfigDict) -> dict[str, Any]:
-    """Returns the settings of the router's noise that the kind of noise reads, as arguments of a layer."""
-    reads = NOISES[config.router.noise].reads
-    return {name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in reads}
+def noise_settings(config: ConfigDict, chooses: bool) -> dict[str, Any]:
+    """Returns the noise of a layer as its arguments; none where it moves choices alone and the rule `chooses` none."""
+    noise = NOISES[config.router.noise]
+    given = {name: config.router[name] for name in ("noise_scale", "noise_in_weights") if name in noise.reads}
+    if noise.draw is not None and not chooses and not given.get("noise_in_weights"):
+        return {}
+    return given | {"noise": config.router.noise}
