@@ -14,6 +14,7 @@ import pytest
 from routed.bench import lm, parts
 from routed.bench.harness import Baseline, restricted
 from routed.contracts import TextBatch, UserError
+from routed.engine import limits
 from routed.layer.model_losses import balance_pooled
 from routed.layer.rule import selection_rule
 from routed.layer.selection import SELECTIONS
@@ -218,6 +219,7 @@ def test_the_cost_counts_the_parameters_of_a_mixture_and_of_its_twin(model):
     config = canonical(settings(model=model))
     params, _ = jax.eval_shape(problem_of(config).models[model].build(config, None).init, jax.random.key(0), rows())
     assert problem_of(config).cost(config).parameters() == sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert limits.bytes_of_run(config) > 0  # a run of it is traced
 
 
 @pytest.mark.slow

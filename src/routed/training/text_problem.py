@@ -184,8 +184,7 @@ class TextProblem(Problem):
         return fitting.fitted(self, inputs, params, state, step, teacher)
 
     def teacher(self, inputs: Inputs, params, state) -> Any:
-        fits = {kind.router.fit for kind, _ in fitting.kinds_of(self.config)}
-        if self.fit_step is None or fitting.DISTILLED not in fits:
+        if self.fit_step is None or all(c.router.fit != fitting.DISTILLED for c, _ in fitting.kinds_of(self.config)):
             return {}
         shapes = jax.eval_shape(partial(fitting.scores_on, self), params, state, inputs.shared["fitted_on"])
         return jax.tree.map(lambda a: jnp.full(a.shape, jnp.nan, a.dtype), shapes)
