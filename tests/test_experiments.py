@@ -134,6 +134,17 @@ def test_every_arm_is_declared_and_drawn():
     assert {source for name in ARMS if (source := source_of(name))} <= set(ARMS)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES)
+def test_every_arm_of_a_default_headline_can_be_traced(file):
+    """From the start to the first evaluation, by shapes, on the data of a smoke run: others have few arms."""
+    module, config = experiment.configure(file, [])
+    data = flatten(experiment.configure(spec(file, "", "smoke"), [])[1]).items()
+    small = {key: value for key, value in data if key.startswith("data.") or key == "router.vocabulary"}
+    config = override(config, small | {"seeds": 1, "rates": "paper", "data.samples": config.data.samples})
+    assert execution.make_groups(plan_runs(config, figure_of(module, config).sweep(config)), make_mesh(config))
+
+
 #: Two steps of each file but gmm_router, whose smoke figure test_stored has whole, and of models of several depths on
 #: one page.
 ENDS = [(f, "") for f in FILES if not f.endswith("/gmm_router.py")]

@@ -7,6 +7,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from routed.contracts import TextBatch
@@ -19,7 +20,7 @@ from routed.models.transformer_sizes import check_t5
 START = 0
 
 
-def shifted(targets: Int[Array, "B M"]) -> Int[Array, "B M"]:
+def shifted(targets: Int[Array | np.ndarray, "B M"]) -> Int[Array, "B M"]:
     """Returns the decoder's input: the targets, shifted by one position."""
     return jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=START)
 
