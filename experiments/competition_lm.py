@@ -79,7 +79,7 @@ ARMS["balance_loss"] = Arm({"losses.balance": 0.01}, "learned, balance loss .01"
 # Rules of the default scale, fixed before its evaluation seeds ran; none compares competition with SMoE.
 # shape: 3 layers of width 64, all sparse, 4 heads of 16, T5's relative buckets, pre-norm, rows of 128 characters, 8 a
 #     step: many small steps, as large batches leave a 5-gram unbeaten in this time. No dropout, no cached states.
-# steps: 12,000 (12 million characters): 85 minutes of two cores for 2 arms x 10 seeds.
+# steps: 12,000 (12 million characters): 60 minutes of two cores for 2 arms x 10 seeds.
 # rates: Adam, 200 steps of warm-up, then linearly to 0. 9e-3 is the best for *SMoE*: validation loss after 1,000 steps,
 #     seed 9000, of 1e-3, 3e-3, 9e-3 and (as that was the edge) 2.7e-2: 2.287, 1.919, 1.762, 1.794 nats. In table2 every
 #     arm has its best of a third, once and three times that rate, by the validation loss of a seed that is not

@@ -37,7 +37,7 @@ Found (docs/results, docs/decisions/chowdhury2023.md). On collages of MNIST the 
 [.59, .80] of the CNN's samples (separate; paper .60) and .38 (joint). A CNN without a router has .41: little of the
 gain is routing. On the theory's data the separate mixture needs as many samples as the CNN at every l.
 
-Cost on two cores, minutes: theory's data 3; on MNIST decisive 16, the other figures 1 to 5.
+Cost on two cores, minutes: theory's data 5, theory 10; on MNIST decisive 16, fig5 15, misled 22, the others 1 to 5.
 """
 
 from __future__ import annotations

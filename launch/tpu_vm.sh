@@ -108,8 +108,16 @@ state() { # nothing if there is no such VM; fails if gcloud cannot tell
   fi 2> "$errors" || { said=$(< "$errors"); [[ $said = *NOT_FOUND* ]] || { echo "$said" >&2; return 1; }; }
 }
 
+patiently() { # the state, also if the network is down here for an hour or so
+  for _ in {1..100}; do
+    ! state || return 0
+    sleep "$poll"
+  done
+}
+
 up() {
-  local now archive=${TMPDIR:-/tmp}/routed-$name.tgz
+  local now archive=${TMPDIR:-/tmp}/routed-$name.tgz commit
+  commit=$(git -C "$(dirname "$0")/.." describe --always --dirty --abbrev=12 2> /dev/null || true)
   # Before there is a VM to pay for. Git lists files that were deleted here, too.
   execute bash -o pipefail -c "cd $(quote "$(dirname "$0")/..") &&\
  git ls-files -z --cached --others --exclude-standard |\
@@ -127,7 +135,7 @@ up() {
   done
   execute "${tpus[@]}" tpu-vm scp "$archive" "$name:routed.tgz" "${where[@]}" --worker=all
   on all "mkdir -p routed && tar -xzf routed.tgz -C routed && cd routed &&\
- echo $(git -C "$(dirname "$0")/.." describe --always --dirty --abbrev=12 2> /dev/null) > commit && python3 -m pip install -q uv &&\
+ echo $commit > commit && python3 -m pip install -q uv &&\
  python3 -m uv venv -q --allow-existing --python 3.11 && python3 -m uv pip install -q --python .venv -e '.[tpu,gcs]'"
 }
 
@@ -141,15 +149,14 @@ run() {
 }
 stop() { on all "kill \$(cat routed/run.pid) 2> /dev/null || echo 'no run goes on here'"; }
 log() {
-  local code now
+  local code
   while true; do
     code=0
     on 0 "cd routed && [ -e run.pid ] || { echo 'error: nothing was run here; start it with run' >&2; exit 102; };\
  tail -n +1 -F --pid=\$(cat run.pid) run.log; sleep 1; exit \$((100 + \$(cat run.code || echo 1)))" || code=$?
     [[ ! $dry_run ]] || return 0
     ((code < 100 || code == 255)) || return $((code - 100))
-    until now=$(state); do sleep "$poll"; done # the network may be down here
-    [[ $now =~ ^(READY|ACTIVE)$ ]] || return 1
+    [[ $(patiently) =~ ^(READY|ACTIVE)$ ]] || return 1
     sleep "$poll" # the connection broke, the VM is there
   done
 }
@@ -171,7 +178,7 @@ preempted() { # the VM tells some time after the run
   local now
   for _ in 1 2 3 4; do
     sleep "$poll"
-    until now=$(state); do sleep "$poll"; done
+    now=$(patiently)
     [[ ! $now =~ ^(PREEMPTED|TERMINATED|SUSPENDING|SUSPENDED)$ ]] || return 0
   done
   return 1

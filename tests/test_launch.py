@@ -855,7 +855,7 @@ def test_slurm_does_not_queue_again_what_just_ended(fakes):
     ("environment", "expected"),
     [
         ({}, ["--config=experiments/gmm_router.py"]),
-        ({"COMMAND": "--config=x --sweep=a=1,2"}, ["--config=x", "--sweep=a=1,2"]),
+        ({"COMMAND": "--config=x --sweep=a=(1,2),(3,4)"}, ["--config=x", "--sweep=a=(1,2),(3,4)"]),
         (
             {"COMMAND": "--config=x '--config.phases=until=5 train=router,train=experts'"},
             ["--config=x", "--config.phases=until=5 train=router,train=experts"],

@@ -223,7 +223,7 @@ def test_llama_4s_rule_is_a_selection():
     check = selection.SELECTIONS["sigmoid_input"].check
     check(override(base(), asked))
     for changes, message in (
-        ({"selection.k": 2}, r"selection\.k=2.*scales the input of one expert a token"),
+        ({"selection.k": 2}, r"selection\.k=2.*scales the input of one expert"),
         ({"selection.eval.name": "top_k"}, r"selection\.eval\.name='top_k'.*use the same"),
     ):
         with pytest.raises(UserError, match=message):

@@ -348,6 +348,7 @@ def test_initial_weights_are_scaled_or_examples(name):
     informed = initial(name, router, params, x[:4], init_from_data=True, init_scale=0.5)
     features = router.features.clone(parent=None).apply({"params": params.get("features", {})}, x[:4])
     np.testing.assert_array_equal(informed["kernel"], features.T)
+    chex.assert_trees_all_equal(informed, initial(name, router, params, x[:4], init_from_data=True, init_scale=1.0))
 
 
 @pytest.mark.parametrize("name", [name for name, router in ROUTERS.items() if router.learns])

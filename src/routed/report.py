@@ -135,17 +135,15 @@ def _make_parts(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
 def _judged(group: list[pathlib.Path]) -> dict[str, Any] | None:
     """The page's part on joined workdirs, judged by the code of their experiment; None without finished runs."""
     from routed.analysis.page import make_part
-    from routed.analysis.workdirs import experiment_of, joined_table
+    from routed.analysis.workdirs import experiment_of, joined_table, with_arms_of_all
     from routed.engine import results
     from routed.plan.config import problem_of
     from routed.publish import committed
-    from routed.settings.tree import override
 
     ours = all(stored.is_sealed(results.stored_config(folder)) for folder in group)
     with stored.fitting(f"{group[0] / 'config.json'} or its results", "restore them, or run it again", ours):
         module, config = experiment_of(group[0], EXPERIMENT.value)
-        arms = dict.fromkeys(arm for folder in group for arm in results.stored_config(folder)["config"]["arms"])
-        config = override(config, {"arms": tuple(arms)})  # joined folders may have different arms
+        config = with_arms_of_all(config, group)
         table = joined_table(group, problem_of(config).loss)
         if not len(table) or (table.status == "tuning").all():
             return None

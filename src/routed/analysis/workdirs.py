@@ -20,7 +20,7 @@ from routed.plan import experiment, shards
 from routed.plan.arms import ARMS
 from routed.plan.config import problem_of
 from routed.plan.workdir import ELSEWHERE
-from routed.settings.tree import flatten, value_of
+from routed.settings.tree import flatten, override, value_of
 from routed.system.experiments import packaged
 
 #: Settings that are places on a machine, and what a command that others read has there.
@@ -128,6 +128,12 @@ def experiment_of(folder: pathlib.Path, named: Sequence[str] = ()) -> tuple[type
                 text = f"{folder}: {key}={value!r} is unknown to {spec} of today; known: "
                 raise UserError(f"{text}{', '.join(filter(None, names))}: run it again, or use its own version")
     return module, config
+
+
+def with_arms_of_all(config: ConfigDict, group: Sequence[pathlib.Path]) -> ConfigDict:
+    """Returns the config of a joined folder with the arms of all, as `APART` lets arms differ."""
+    arms = dict.fromkeys(arm for folder in group for arm in results.stored_config(folder)["config"]["arms"])
+    return override(config, {"arms": tuple(arms)})
 
 
 def trusted(folder: pathlib.Path, named: Sequence[str] = ()) -> str:

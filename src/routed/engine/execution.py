@@ -73,7 +73,9 @@ def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0, saved: Collection[
         equal = math.ceil(len(members) / math.ceil(len(members) / most))
         equal = max(equal, saved_here := sum(run.key in saved for run in members))
         if saved_here > 1 and mesh.size > devices:
-            raise UserError(f"devices share a run, and the checkpoint has {saved_here} runs: set config.mesh.data=1")
+            raise UserError(
+                f"devices share a run, the checkpoint has {saved_here} runs: set mesh.data=1, mesh.expert=1"
+            )
         name = "/".join(dict.fromkeys(run.arm for run in members))
         if problem.models[config.model].routed:
             name = f"{name} E={config.experts.count}"
@@ -126,7 +128,7 @@ def _run(
 ) -> None:
     """Trains the runs that are not `done`, batch by batch. `last_rows` are those of finished runs that others need."""
     by_key, saved = {run.key: run for run in runs}, checkpoint.agreed(workdir / "checkpoints")
-    all_groups = make_groups(runs, mesh, saved=saved.meta["runs"] if saved else ())
+    all_groups = make_groups(runs, mesh, saved={*saved.meta["runs"]} - done if saved else ())
     schedule = Schedule(all_groups, done)
     if saved and (lost := {*saved.meta["runs"]} - by_key.keys() - done):
         raise UserError(

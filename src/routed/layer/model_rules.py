@@ -101,17 +101,10 @@ def _check_one(config: ConfigDict) -> None:
     """Refuses several experts for one scaled input, and an evaluation that scales other inputs than training."""
     for node in (config.selection, config.selection.eval):
         if SELECTIONS[node.name].weighs_inputs and node.k != 1:
-            refuse(
-                "selection.k",
-                node.k,
-                f"selection.name={node.name!r} scales the input of one expert a token; set it to 1",
-            )
+            refuse("selection.k", node.k, f"selection.name={node.name!r} scales the input of one expert; set it to 1")
     if SELECTIONS[config.selection.name].weighs_inputs != SELECTIONS[config.selection.eval.name].weighs_inputs:
-        refuse(
-            "selection.eval.name",
-            config.selection.eval.name,
-            f"experts learn inputs as selection.name={config.selection.name!r} scales them; use the same",
-        )
+        reason = f"experts learn inputs as selection.name={config.selection.name!r} scales them; use the same"
+        refuse("selection.eval.name", config.selection.eval.name, reason)
 
 
 #: Llama 4: the expert of the highest score gets its token times sigmoid(score).

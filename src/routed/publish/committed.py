@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from routed.analysis import findings, plots, verdicts, versions
-from routed.analysis.workdirs import experiment_of
+from routed.analysis.workdirs import experiment_of, with_arms_of_all
 from routed.contracts import UserError
 from routed.engine import results
 from routed.plan import experiment
@@ -57,6 +57,7 @@ def keep(
       UserError: the runs are of uncommitted code, or the kept values give another verdict than all rows.
     """
     described, (module, config) = results.stored_config(joined[0]), experiment_of(joined[0], named)
+    config = with_arms_of_all(config, joined)
     if (commit := described["commit"]) == "unknown" or commit.endswith("-dirty"):
         raise UserError(
             f"{joined[0]} was run from code without a commit or with uncommitted changes ({commit}), so nobody can run"

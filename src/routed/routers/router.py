@@ -108,13 +108,11 @@ def initial_parameters(
     Rows from data take the place of scaled parameters, they are not scaled themselves. They are `examples`, or where
     `samples` are given (with the further arguments of `Router.from_clusters`) the centres of their clusters.
     """
-    if router.scale is not None:
-        params = router.scale(params, node.init_scale)
-    informed = None
+    scaled, informed = params if router.scale is None else router.scale(params, node.init_scale), None
     if samples is not None and router.from_clusters is not None:
         informed = router.from_clusters(module, params, *samples)
     elif router.from_examples is not None:
         informed = router.from_examples(module, params, examples)
     if informed is not None:
-        params = jax.tree.map(lambda a, b: jnp.where(node.init_from_data, a, b), informed, params)
-    return params
+        return jax.tree.map(lambda a, b: jnp.where(node.init_from_data, a, b), informed, scaled)
+    return scaled

@@ -26,8 +26,6 @@ from routed.trace.model_inputs import batches, bind_folder, check_ids, check_ver
 from routed.trace.readers import RouterOutput
 from routed.trace.writing import append, finish, parts_of
 
-#: The traces of an encoder-decoder.
-STACKS = ("encoder", "decoder")
 #: Tokens of a part, about: the most that a kill loses.
 PART = 1 << 16
 #: Scores of a part over layers and experts, at most: half a GiB of float32.
@@ -50,8 +48,7 @@ def capture(
 ) -> list[Trace]:
     """Runs `model` (of transformers) on rows of token ids of one length, and writes its routers' choices to `out`.
 
-    `names` has the file of each row, for the label `file`; `vocabulary` is the tokenizer. The same call continues a
-    killed capture, and reads a finished one. Returns one trace, or two of an encoder-decoder.
+    `names` has the file of each row; `vocabulary` is the tokenizer. The same call continues a killed capture.
 
     Raises:
       UserError: transformers or a router is unknown, the model lacks a token id, or `out` holds another capture.
@@ -60,10 +57,10 @@ def capture(
 
     check_version()
     check_ids(model, rows)
-    folder, modules = files.folder(out), routers_of(model, routers, k)
-    stacks = _stacks(folder, list(modules))
+    modules, decoded = routers_of(model, routers, k), _decoded(model, rows)
+    stacks = _stacks(folder := files.folder(out), list(modules))
     settings = {"routers": list(modules), "k": k, "batch_size": batch_size, "keep_scores": keep_scores, "name": name}
-    bind_folder(folder / "capture.json", model, rows, settings)
+    bind_folder(folder / "capture.json", model, rows, settings | {"decoder_start": decoded and int(decoded[0][0])})
     if all((path / DESCRIPTION).exists() for path in stacks):
         return [read(path) for path in stacks]
     linear, length = [weights_of(router.module) for router in modules.values()], len(rows[0])
@@ -76,17 +73,18 @@ def capture(
     model.eval()
     with torch.no_grad(), listening(modules) as outputs:
         for begin in range(done * size, len(rows), size):
-            part = rows[begin : begin + size]
+            part = rows[here := slice(begin, begin + size)]
             sampled = np.sort(np.random.default_rng(begin).permutation(len(part) * length)[:share])
-            columns, features = _run(model, modules, part, sampled, batch_size, outputs)
+            columns, features = _run(model, modules, part, sampled, batch_size, outputs, decoded and decoded[here])
             for path, members in stacks.items():
                 if parts_of(path) * size > begin:
                     continue  # this stack's part was written before the kill, the other's was not
+                read_here = decoded if decoded and all("decoder" in name.split(".") for name in members) else rows
                 values, weights = [features[member] for member in members], [_weights(outputs[m]) for m in members]
                 append(
                     path,
                     **{key: [columns[member][key] for member in members] for key in columns[members[0]]},
-                    **_token_arrays(_shifted(model, part) if path.name == STACKS[1] else part, begin, names),
+                    **_token_arrays(read_here[here], begin, names),
                     layers=members,
                     num_experts=columns[members[0]]["scores"].shape[1],
                     features=Features(sampled, values, *zip(*weights, strict=True)) if all(weights) else None,
@@ -98,7 +96,7 @@ def capture(
 
 def _stacks(folder: pathlib.Path, names: list[str]) -> dict[pathlib.Path, list[str]]:
     """Returns the routers of each trace by its folder; encoder and decoder have traces of their own."""
-    inside = {stack: [name for name in names if stack in name.split(".")] for stack in STACKS}
+    inside = {stack: [name for name in names if stack in name.split(".")] for stack in ("encoder", "decoder")}
     if all(inside.values()) and sum(map(len, inside.values())) == len(names):
         return {folder / stack: members for stack, members in inside.items()}
     return {folder: names}
@@ -113,15 +111,17 @@ def _token_arrays(rows: Sequence[np.ndarray], begin: int, names: Sequence[str] |
     return arrays
 
 
-def _shifted(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _decoded(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray] | None:
     """Returns what the decoder of an encoder-decoder reads: its start token, then a row without its last token.
 
     Raises:
-      UserError: the model names no start token.
+      UserError: an encoder-decoder names none.
     """
+    if not model.config.is_encoder_decoder:
+        return None
     configs = (getattr(model, "generation_config", None), model.config)
-    ids = [getattr(config, "decoder_start_token_id", None) for config in configs]
-    if not (starts := [start for start in ids if start is not None]):
+    starts = [start for c in configs if (start := getattr(c, "decoder_start_token_id", None)) is not None]
+    if not starts:
         raise UserError("its config has no decoder_start_token_id, with which its decoder begins")
     return [np.concatenate([[starts[0]], row[:-1]]) for row in rows]
 
@@ -141,13 +141,14 @@ def _run(
     sampled: np.ndarray,
     batch_size: int,
     outputs: Mapping[str, RouterOutput],
+    decoder_rows: Sequence[np.ndarray] | None,
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
     """Returns the arrays of `routed.trace.write` by router, and the features of the tokens `sampled` by router."""
     columns: dict[str, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
     features: dict[str, list[np.ndarray]] = defaultdict(list)
     decoded: Iterable[Any] = itertools.repeat((0, None))
-    if model.config.is_encoder_decoder:
-        decoded = batches(model, _shifted(model, rows), batch_size)
+    if decoder_rows is not None:
+        decoded = batches(model, decoder_rows, batch_size)
     for (begin, ids), (_, decoder_ids) in zip(batches(model, rows, batch_size), decoded, strict=False):
         model(input_ids=ids, **({} if decoder_ids is None else {"decoder_input_ids": decoder_ids}))
         check_heard(modules, outputs)

@@ -47,12 +47,8 @@ def check(config: ConfigDict) -> None:
     target = task.targets[data.target]
     if target not in loss.fits:
         fitting = [name for name, candidate in TASK_LOSSES.items() if target in candidate.fits]
-        refuse(
-            "loss",
-            config.loss,
-            f"does not fit data.target={data.target!r} of data.name={data.name!r};"
-            f" use {' or '.join(map(repr, fitting)) or 'a target of another kind than ' + repr(target)}",
-        )
+        use = " or ".join(map(repr, fitting)) or f"a target of another kind than {target!r}"
+        refuse("loss", config.loss, f"does not fit data.target={data.target!r} of data.name={data.name!r}; use {use}")
     if loss.labelled and task.bayes is not None:
         refuse(
             "data.target",
