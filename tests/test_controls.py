@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import controls, diagnosis, page
+from routed.analysis import controls, diagnosis, page, workdirs
 from routed.contracts import UserError
 from routed.engine import execution
 from routed.engine.results import described
 from routed.plan import arms
-from routed.plan.config import canonical, problem_of, traced
+from routed.plan.config import base, canonical, problem_of, traced
 from routed.plan.runs import left_out, plan_runs
 from routed.routers import ROUTERS, Router
 from routed.settings.tree import override
@@ -190,6 +190,15 @@ def test_an_arm_that_a_later_command_ran_was_left_out_at_some_points(monkeypatch
     monkeypatch.setattr(page.results, "stored_config", lambda folder: {"left_out": reasons})
     reasons_now = page._left_out([pathlib.Path()], pd.DataFrame({"arm": ["frozen_data", "frozen"]}))
     assert reasons_now == reasons | {"frozen_data": "has no rows (at some points)"}
+
+
+def test_joined_folders_have_the_arms_of_all(monkeypatch):
+    """A control of the second folder alone is asked for, whichever comes first: the claim is about all controls."""
+    stored = {"a": ["learned", "frozen"], "b": ["learned", "frozen_kmeans"]}
+    monkeypatch.setattr(workdirs.results, "stored_config", lambda folder: {"config": {"arms": stored[folder.name]}})
+    for names in ("ab", "ba"):
+        arms = workdirs.with_arms_of_all(base(), [*map(pathlib.Path, names)]).arms
+        assert {*arms} == {"learned", "frozen", "frozen_kmeans"} and len(arms) == 3
 
 
 def test_what_was_left_out_is_told():
