@@ -57,12 +57,12 @@ def keep(
       UserError: the runs are of uncommitted code, or the kept values give another verdict than all rows.
     """
     described, (module, config) = results.stored_config(joined[0]), experiment_of(joined[0], named)
-    config = with_arms_of_all(config, joined)
     if (commit := described["commit"]) == "unknown" or commit.endswith("-dirty"):
         raise UserError(
             f"{joined[0]} was run from code without a commit or with uncommitted changes ({commit}), so nobody can run"
             " it again: commit them, and run it again"
         )
+    config = with_arms_of_all(config, joined)
     claims, problem = experiment.figure_of(module, config).claims(config), problem_of(config)
     columns = per_seed.columns_read(claims, (problem.loss, problem.compared))
     reduced, swept = per_seed.reduced(table, columns), results.swept_keys(joined[0])
