@@ -181,7 +181,8 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "adaptation",
         "Does it change its choices when data change?",
-        "E at the end. Half way the target switches from one of the two input mixtures to the other.",
+        "E at the end, where the two mixtures of the inputs change places half way: what decided the target no longer"
+        " does.",
         "The router lets go of a partition that it learned.",
         "It starts from a learned partition: compare with `spurious`, as a router that never learned one has none to"
         " let go.",
