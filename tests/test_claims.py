@@ -104,9 +104,9 @@ def test_a_part_of_an_accuracy_is_better_where_it_is_higher():
     rows = table().assign(**{"test/accuracy/de": lambda rows: 1 - rows["test/loss"] / 2})
     claim = order("frozen", "learned", metric="test/accuracy/de")
     assert verdict(claim, rows)["verdict"] == "supported"
-    for arm, found in (("frozen", "supported"), ("learned", "inconclusive")):
+    for arm, expected in (("frozen", "supported"), ("learned", "inconclusive")):
         lost = rows.assign(status=np.where((rows.arm == arm) & (rows.seed == 3), "diverged", rows.status))
-        assert verdict(claim, lost)["verdict"] == found
+        assert verdict(claim, lost)["verdict"] == expected
     verdicts.check_parts(order("fairest", "learned", metric="test/accuracy/de"), base())
 
 

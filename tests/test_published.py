@@ -364,7 +364,7 @@ def test_a_workdir_is_kept_with_its_command_and_again_in_its_place(tmp_path):
     table = results.read_table(workdir)
     part = page.make_part([workdir], module, config, table)
     for _ in range(2):
-        committed.keep(part, [workdir], table, pages, [str(experiment)])
+        committed.keep(part, [workdir], module, config, table, pages)
     about = json.loads((pages / "data" / "mine" / "about.json").read_text())
     assert about["command"] == "routed run --config=tiny.py --sweep=data.separation=1.0,2.0 --config.seeds=1"
     assert committed.judged(pages / "data" / "mine", [str(experiment)])["about.json"] == verdicts.to_json(about)

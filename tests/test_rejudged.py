@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from routed.analysis import answer, findings, verdicts, versions
+from routed.analysis import answer, findings, verdicts, versions, workdirs
 from routed.analysis.claims import Precondition
 from routed.contracts import UserError
 from routed.engine import results
@@ -188,7 +188,7 @@ def test_runs_of_uncommitted_code_are_not_published(tmp_path, monkeypatch):
     described = {"experiment": "gmm_router", "config": {}, "swept": [], "commit": "0123456789ab-dirty"}
     (tmp_path / "config.json").write_text(json.dumps(described))
     with pytest.raises(UserError, match=r"uncommitted changes \(0123456789ab-dirty\).*: commit them, and run it again"):
-        committed.keep({"name": "x"}, [tmp_path], pd.DataFrame(), tmp_path / "docs")
+        committed.keep({"name": "x"}, [tmp_path], None, base(), pd.DataFrame(), tmp_path / "docs")
     assert not (tmp_path / "docs").exists()
 
 
@@ -200,7 +200,9 @@ def test_a_rule_that_reads_more_than_is_kept_is_refused(tmp_path, monkeypatch):
     part = {"name": "x", "claims": [{"id": "a", "verdict": "supported"}]}
     monkeypatch.setattr(findings, "of_table", lambda *given: {"claims": [{"verdict": "inconclusive"}]})
     with pytest.raises(UserError, match="a is supported by all rows, inconclusive by those that a page keeps: name"):
-        committed.keep(part, [tmp_path], per_seed.read(FOLDERS[0]), tmp_path / "docs")
+        committed.keep(
+            part, [tmp_path], *workdirs.experiment_of(tmp_path), per_seed.read(FOLDERS[0]), tmp_path / "docs"
+        )
     assert not (tmp_path / "docs").exists()
 
 

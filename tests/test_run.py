@@ -266,6 +266,17 @@ def test_accelerators_take_some_runs_each(small, monkeypatch):
         assert [group.size for group in make_groups(runs, make_mesh(config))] == [size]
 
 
+def test_the_batch_of_a_checkpoint_stays_whole_or_is_refused(small):
+    """Five runs were begun side by side, at most two are now: 5, made 6 for two devices; not where 4 fit."""
+    config = override(small, {"arms": ("learned",), "seeds": 8, "mesh.run": 2, "mesh.runs_per_batch": 2})
+    runs, mesh = plan_runs(config, ({},)), make_mesh(config)
+    saved = {run.key for run in runs[:5]}
+    assert [[group.size for group in make_groups(runs, mesh, saved=keys)] for keys in ((), saved)] == [[2], [6]]
+    each = limits.refuse_if_too_large(runs[0].config, 2, 2**40)
+    with pytest.raises(UserError, match="the checkpoint has 5 runs side by side, and 4 fit here: go on with more mem"):
+        make_groups(runs, mesh, memory=int(4.5 * each / limits.USABLE), saved=saved)
+
+
 def test_a_profile_in_a_bucket_is_refused():
     with pytest.raises(UserError, match="--profile=2: JAX writes profiles on a disk alone"):
         Profile(files.folder("gs://lab/p"), 2)

@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused(folder, tmp_path_factory):
 
 
 def test_the_best_constant_of_unequal_classes_is_their_entropy(folder):
-    """Of four test sentences three are positive: .75 right, -.75 ln .75 - .25 ln .25 = .562 nats."""
+    """Three of four test sentences are positive: .75 right, -.75 ln .75 - .25 ln .25 = .562 nats."""
     (folder / "films-en-test.tsv").write_text(TABLES["films-en-test"].replace("poor\tnegative", "poor\tpositive"))
     load.cache_clear()
     assert TASKS["sentences"].shares(data(folder)).tolist() == [0.25, 0.75]

@@ -149,7 +149,7 @@ def _judged(group: list[pathlib.Path]) -> dict[str, Any] | None:
             return None
         part = make_part(group, module, config, table)
         if DOCS.value:
-            committed.keep(part, group, table, pathlib.Path(DOCS.value), EXPERIMENT.value)
+            committed.keep(part, group, module, config, table, pathlib.Path(DOCS.value))
     return part
 
 

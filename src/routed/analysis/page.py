@@ -30,7 +30,7 @@ from routed.analysis.plots.rendering import theme
 from routed.analysis.points import with_rows
 from routed.analysis.wording import render, unique_ids
 from routed.analysis.workdirs import command_of
-from routed.contracts import Column, UserError
+from routed.contracts import Column, UserError, column_of
 from routed.engine import results, rows
 from routed.plan import experiment
 from routed.plan.config import problem_of
@@ -299,7 +299,7 @@ def _wide(summary: pd.DataFrame, swept: list[str], columns: Mapping[str, Column]
         return ""
 
     def heading(metric: str) -> Markup:
-        column = columns.get(metric) or columns.get(metric.rpartition("/")[0])
+        column = column_of(metric, columns)
         if column is None or not column.definition:
             return escape(metric)
         tip = Markup('<span class="term" tabindex="0">{}<span role="tooltip">{}</span></span>')

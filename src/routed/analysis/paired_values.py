@@ -11,7 +11,7 @@ import pandas as pd
 from ml_collections import ConfigDict
 
 from routed.analysis import controls, statistics
-from routed.contracts import Column, UserError
+from routed.contracts import Column, UserError, column_of
 from routed.engine.rows import at_base, format_value, last_evaluations, plain_value
 from routed.plan.arms import ARMS, REFERENCE, changes_of, fair_arms
 from routed.settings.tree import flatten, override
@@ -51,10 +51,7 @@ class Rows:
         return self._points[point]
 
     def column(self, metric: str, at: Point) -> Column | None:
-        """Returns the column of a metric at a point, or of its whole (eval/loss of eval/loss/en); or None.
-
-        A swept loss or task may have other constants there.
-        """
+        """Returns the column of a metric at a point, where a swept loss or task may have other constants; or None."""
         moved = {key: value for key, value in at.items() if key == "loss" or key.startswith("data.")}
         point = tuple(sorted(moved.items()))
         if point not in self._columns:
@@ -62,7 +59,7 @@ class Rows:
             if any(self._base.get(key) != value for key, value in point):
                 with contextlib.suppress(UserError, LookupError):  # a point of a table without such a task
                     self._columns[point] = self._columns_of(override(self.config, moved))
-        return self._columns[point].get(metric) or self._columns[point].get(metric.rpartition("/")[0])
+        return column_of(metric, self._columns[point])
 
     def _select(self, filters: Point) -> pd.DataFrame:
         rows = self.last

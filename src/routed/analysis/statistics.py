@@ -11,7 +11,7 @@ import pandas as pd
 import scipy  # whose parts load at their first use
 from numpy.typing import ArrayLike
 
-from routed.contracts import Bounds, Column
+from routed.contracts import Bounds, Column, column_of
 
 LEVEL = 0.95
 
@@ -272,6 +272,6 @@ def summarise(last: pd.DataFrame, swept: list[str], columns: Mapping[str, Column
 
 
 def bounds_of(metric: str, columns: Mapping[str, Column]) -> Bounds:
-    """Returns the bounds of a metric's column, or of the column that it is a part of (eval/loss of eval/loss/en)."""
-    column = columns.get(metric) or columns.get(metric.rpartition("/")[0])
+    """Returns the bounds of a metric's column."""
+    column = column_of(metric, columns)
     return column.bounds if column else (None, None)

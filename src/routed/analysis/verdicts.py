@@ -19,7 +19,7 @@ from routed.analysis.claims.number import Measured
 from routed.analysis.claims.rules import absent, inconclusive
 from routed.analysis.claims.weaknesses import weakened
 from routed.analysis.paired_values import ANY_FAIR, Rows
-from routed.contracts import UserError, nearest
+from routed.contracts import UserError, column_of, nearest
 from routed.plan.arms import ARMS
 from routed.plan.config import declared, problem_of
 from routed.settings.tree import flatten
@@ -141,7 +141,7 @@ def check_parts(claim: Claim, config: ConfigDict) -> None:
         if arm not in ARMS:
             refuse(f"there is no arm {arm!r}{nearest(arm, ARMS)}")
     for metric in metrics:
-        if not {metric, metric.rpartition("/")[0]} & {*columns}:
+        if column_of(metric, columns) is None:
             refuse(f"there is no column {metric!r}{nearest(metric, columns)}")
     if claim.of_number and not isinstance(claim.paper, int | float | Measured):
         refuse(f"paper={claim.paper!r}: a claim of kind {claim.kind} needs the paper's number")
@@ -150,8 +150,7 @@ def check_parts(claim: Claim, config: ConfigDict) -> None:
     if isinstance(claim, TwoSides):
         if claim.kind in ("order", "null") and claim.lower == claim.higher:
             refuse(f"both sides are {dict(claim.lower)}")
-        metric = claim.setup.metric
-        column = columns.get(metric) or columns.get(metric.rpartition("/")[0])
+        column = column_of(claim.setup.metric, columns)
         better = claim.higher if column is not None and column.higher_is_better else claim.lower
         if better.get("arm") == ANY_FAIR:
             refuse("the fairest control must be the side that the claim says is worse")

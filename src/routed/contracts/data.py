@@ -115,6 +115,11 @@ class Column(NamedTuple):
     constant: float | None = None
 
 
+def column_of(metric: str, columns: Mapping[str, Column]) -> Column | None:
+    """Returns the column of a metric, or of the metric that it is a part of (eval/loss of eval/loss/en); or None."""
+    return columns.get(metric) or columns.get(metric.rpartition("/")[0])
+
+
 #: Groups of parameters, each with a learning rate of its own: a model's `params` has those it needs. `head` is what a
 #: network that was trained before gets anew, by the trunk's rate; `fixed` are never trained.
 GROUPS = ("router", "experts", "trunk", "head", "fixed")

@@ -56,7 +56,7 @@ def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0, saved: Collection[
     `memory`: of a host's devices together; 0: of this machine. The runs `saved` in a checkpoint stay one batch.
 
     Raises:
-      UserError: not even one run a device fits into memory, or devices share a run where several are saved.
+      UserError: not even one run a device fits into memory, or not the batch of the checkpoint.
     """
     memory, devices, local_devices = memory or limits.memory(mesh), mesh.shape["run"], limits.devices_here(mesh)
     default = TOGETHER if platform_of(mesh) == "cpu" else TOGETHER_EACH * devices
@@ -67,19 +67,20 @@ def make_groups(runs: list[Run], mesh: Mesh, memory: int = 0, saved: Collection[
         largest = max((run.config for run in members), key=limits.pool_of)
         bytes_each = limits.refuse_if_too_large(largest, local_devices, memory)
         fitting = int(memory * limits.USABLE // bytes_each) * (devices // local_devices)
-        most = 1 if mesh.size > devices else min(config.mesh.runs_per_batch or default, fitting)
+        fitting = devices if mesh.size > devices else max(fitting, devices)
+        if (begun := sum(run.key in saved for run in members)) > fitting:
+            raise UserError(
+                f"the checkpoint has {begun} runs side by side, and {fitting} fit here: go on with more memory, or with"
+                " mesh.data=1 and mesh.expert=1 if devices share a run; or remove the folder checkpoints"
+            )
+        most = min(config.mesh.runs_per_batch or default, fitting)
         most = max(most // devices, 1) * devices
         # Batches of equal size: padding falls on the last devices, which would have nothing to do.
         equal = math.ceil(len(members) / math.ceil(len(members) / most))
-        equal = max(equal, saved_here := sum(run.key in saved for run in members))
-        if saved_here > 1 and mesh.size > devices:
-            raise UserError(
-                f"devices share a run, the checkpoint has {saved_here} runs: set mesh.data=1, mesh.expert=1"
-            )
         name = "/".join(dict.fromkeys(run.arm for run in members))
         if problem.models[config.model].routed:
             name = f"{name} E={config.experts.count}"
-        size = math.ceil(equal / devices) * devices
+        size = math.ceil(max(equal, begun) / devices) * devices
         result.append(Group(name, members, limits.pool_of(largest), size, problem))
     return result
 

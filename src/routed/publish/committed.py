@@ -8,13 +8,15 @@ from __future__ import annotations
 import csv
 import pathlib
 import re
+import types
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+from ml_collections import ConfigDict
 
 from routed.analysis import findings, plots, verdicts, versions
-from routed.analysis.workdirs import experiment_of, with_arms_of_all
+from routed.analysis.workdirs import experiment_of
 from routed.contracts import UserError
 from routed.engine import results
 from routed.plan import experiment
@@ -47,7 +49,12 @@ ABOUT: stored.Form = dict.fromkeys(("question", "line?", "command", "machine", "
 
 
 def keep(
-    part: dict[str, Any], joined: list[pathlib.Path], table: pd.DataFrame, root: pathlib.Path, named: Sequence[str] = ()
+    part: dict[str, Any],
+    joined: list[pathlib.Path],
+    module: types.ModuleType,
+    config: ConfigDict,
+    table: pd.DataFrame,
+    root: pathlib.Path,
 ) -> None:
     """Writes the committed tables of a workdir, or of joined workdirs, to root/data in place of older tables.
 
@@ -56,13 +63,12 @@ def keep(
     Raises:
       UserError: the runs are of uncommitted code, or the kept values give another verdict than all rows.
     """
-    described, (module, config) = results.stored_config(joined[0]), experiment_of(joined[0], named)
+    described = results.stored_config(joined[0])
     if (commit := described["commit"]) == "unknown" or commit.endswith("-dirty"):
         raise UserError(
             f"{joined[0]} was run from code without a commit or with uncommitted changes ({commit}), so nobody can run"
             " it again: commit them, and run it again"
         )
-    config = with_arms_of_all(config, joined)
     claims, problem = experiment.figure_of(module, config).claims(config), problem_of(config)
     columns = per_seed.columns_read(claims, (problem.loss, problem.compared))
     reduced, swept = per_seed.reduced(table, columns), results.swept_keys(joined[0])

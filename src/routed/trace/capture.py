@@ -79,12 +79,12 @@ def capture(
             for path, members in stacks.items():
                 if parts_of(path) * size > begin:
                     continue  # this stack's part was written before the kill, the other's was not
-                read_here = decoded if decoded and all("decoder" in name.split(".") for name in members) else rows
+                tokens = decoded if decoded and all("decoder" in name.split(".") for name in members) else rows
                 values, weights = [features[member] for member in members], [_weights(outputs[m]) for m in members]
                 append(
                     path,
                     **{key: [columns[member][key] for member in members] for key in columns[members[0]]},
-                    **_token_arrays(read_here[here], begin, names),
+                    **_token_arrays(tokens[here], begin, names),
                     layers=members,
                     num_experts=columns[members[0]]["scores"].shape[1],
                     features=Features(sampled, values, *zip(*weights, strict=True)) if all(weights) else None,

@@ -50,12 +50,8 @@ def check(config: ConfigDict) -> None:
         use = " or ".join(map(repr, fitting)) or f"a target of another kind than {target!r}"
         refuse("loss", config.loss, f"does not fit data.target={data.target!r} of data.name={data.name!r}; use {use}")
     if loss.labelled and task.bayes is not None:
-        refuse(
-            "data.target",
-            data.target,
-            f"predictions of a {target} are logits, and `bayes` of data.name={data.name!r} is E[y|x]; leave bayes"
-            f" out of the task",
-        )
+        reason = f"predictions of a {target} are logits, and `bayes` of data.name={data.name!r} is E[y|x]"
+        refuse("data.target", data.target, f"{reason}; leave bayes out of the task")
     _check_batches(config)
     _check_stop(config)
     if config.rates == "tuned" and (task.same_tests or "world" in config.shared_streams):
