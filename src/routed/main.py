@@ -142,7 +142,7 @@ def _check_flags(argv: list[str]) -> None:
         if text := " ".join(flags.FLAGS[name].serialize() for name in unread if flags.FLAGS[name].present):
             raise UserError(f"{text}: without effect, as --list={LIST.value} runs nothing: drop one of the two")
     if DRY_RUN.value and (unread := [name for name in ("workdir", "tracker", "profile") if flags.FLAGS[name].present]):
-        log.info("--dry_run runs nothing, and estimates all runs: without effect: --%s", ", --".join(unread))
+        log.info("--dry_run estimates all runs, and does not read --%s", ", --".join(unread))
     if TOPOLOGY.value and not DRY_RUN.value:
         raise UserError(f"--topology={TOPOLOGY.value}: programs are compiled, not run: add --dry_run")
     idle = [NUM_PROCESSES, PROCESS_ID, *[JOIN_SECONDS] * (not COORDINATOR.value)]
